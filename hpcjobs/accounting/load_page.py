@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from hpcjobs.pages import figures, render
 from hpcjobs.pages.save import save_text
-from hpcjobs.run.samples import NodeSamples, Sample
+from hpcjobs.run.progress import NodeSamples, Sample
 
 _POINTS = 600
 """Largest number of points of a line: each is the mean of its part of the samples."""

@@ -24,7 +24,7 @@ from hpcjobs.record.names import MANIFEST
 from hpcjobs.run import index
 from hpcjobs.run.identity import is_ours
 from hpcjobs.run.index import Entry
-from hpcjobs.run.state_file import own_records, read_json
+from hpcjobs.run.job_files import own_records, read_json
 from hpcjobs.run.status import parent_id, statuses
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.slurm.client import SlurmScheduler

@@ -34,7 +34,7 @@ def cancel(
     """Cancel jobs. A job that has already ended is not an error."""
     from hpcjobs.cli.jobs import parse_states
     from hpcjobs.errors import UnknownJobError
-    from hpcjobs.run.cancel import cancel
+    from hpcjobs.run.control import cancel
     from hpcjobs.run.listing import select_unfinished
     from hpcjobs.run.select import select
     from hpcjobs.scheduler.base import State

@@ -21,12 +21,11 @@ from hpcjobs.cli.terminal import write_document
 from hpcjobs.diagnosis.log import last_lines
 from hpcjobs.errors import HpcJobsWarning, reason_of
 from hpcjobs.record.state import FirstFailure
-from hpcjobs.run.attempts import read_attempts
-from hpcjobs.run.dependency import is_never_met
 from hpcjobs.run.folder import task_dir
 from hpcjobs.run.index import Entry
+from hpcjobs.run.job_files import read_attempts, read_state
 from hpcjobs.run.logs import path_of
-from hpcjobs.run.state_file import read_state
+from hpcjobs.run.select import is_never_met
 from hpcjobs.run.status import Known
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.exit_text import describe_exit
@@ -187,7 +186,7 @@ def _print_lines(source: Iterable[str], *, flush: bool) -> int:
 def _print_samples(entry: Entry, *, follow: bool, chooses_lines: bool, as_json: bool) -> None:
     """Print the lines of monitor.jsonl for people; ``as_json`` prints where they are."""
     from hpcjobs.errors import RequestError
-    from hpcjobs.run.samples import all_monitor_files, follow_samples, samples
+    from hpcjobs.run.progress import all_monitor_files, follow_samples, samples
 
     if chooses_lines:
         message = "--monitor is about nodes; -n, --since, --rank, --node, --grep, --merge, -t are about the log"
@@ -350,8 +349,8 @@ class _Changes:
             self._show_progress()
 
     def _show_progress(self) -> None:
+        from hpcjobs.run.job_files import own_ids
         from hpcjobs.run.progress import job_progress, job_staging
-        from hpcjobs.run.state_file import own_ids
         from hpcjobs.scheduler.base import State
 
         ids = [(entry, job_id) for entry in self._entries for job_id in own_ids(entry)]

@@ -286,9 +286,9 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show one job: its state, its settings with the source of each, its results."""
-    from hpcjobs.run.alarms import find_alarms
-    from hpcjobs.run.describe import describe
+    from hpcjobs.run.handle import describe
     from hpcjobs.run.logs import paths
+    from hpcjobs.run.progress import find_alarms
     from hpcjobs.run.select import newest, select
     from hpcjobs.units import human_bytes, human_duration
 

@@ -326,9 +326,9 @@ def _load() -> Any:
 def _description() -> Any:
     from hpcjobs.record.attempts import Attempt
     from hpcjobs.record.state import FirstFailure
-    from hpcjobs.run.describe import Description
+    from hpcjobs.run.handle import Description
     from hpcjobs.run.index import Entry
-    from hpcjobs.run.samples import NodeSample
+    from hpcjobs.run.progress import NodeSample
 
     return derive(
         Description,
@@ -360,13 +360,13 @@ def _diagnosis() -> Any:
 
 
 def _difference() -> Any:
-    from hpcjobs.run.difference import Difference
+    from hpcjobs.run.rerun import Difference
 
     return Difference
 
 
 def _cancellation() -> Any:
-    from hpcjobs.run.cancel import Cancelled
+    from hpcjobs.run.control import Cancelled
 
     return derive(Cancelled)
 

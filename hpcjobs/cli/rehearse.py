@@ -107,17 +107,17 @@ def sandbox_down(root: Root = None) -> None:
     """Remove the sandbox with all it has: jobs, records, hosts. Harmless when there is none."""
     from hpcjobs import sandbox
     from hpcjobs.errors import SchedulerError
-    from hpcjobs.run import farewell
+    from hpcjobs.run import status
 
     current = sandbox.status(root=root)
     if current.state == "up" and current.sandbox is not None:
         try:
-            farewell.keep_accounts(current.sandbox.slurm_conf)
+            status.keep_accounts(current.sandbox.slurm_conf)
         except SchedulerError as error:
             _say(f"its jobs are known by what they wrote themselves: {error}")
     sandbox.down(root=root, say=_say)
     if current.sandbox is not None:
-        farewell.end_all(current.sandbox.slurm_conf)
+        status.end_all(current.sandbox.slurm_conf)
 
 
 @sandbox_app.command("add-user")

@@ -338,7 +338,7 @@ def load(
     from hpcjobs.accounting import load_page
     from hpcjobs.errors import RequestError
     from hpcjobs.run.monitor import samples_dir
-    from hpcjobs.run.samples import all_samples, monitor_files
+    from hpcjobs.run.progress import all_samples, monitor_files
     from hpcjobs.run.select import select_one
 
     alone = Path(job)

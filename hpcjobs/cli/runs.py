@@ -18,7 +18,7 @@ from hpcjobs.job.models import JobSpec
 from hpcjobs.remote.outputs import record_output
 
 if TYPE_CHECKING:
-    from hpcjobs.run.difference import Change, Difference
+    from hpcjobs.run.rerun import Change, Difference
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -31,7 +31,7 @@ def diff(
     as_json: Json = False,
 ) -> None:
     """Show the differences between two runs: settings, environment, image, code, script, nodes, results."""
-    from hpcjobs.run.difference import compare_runs
+    from hpcjobs.run.rerun import compare_runs
     from hpcjobs.run.select import select
     from hpcjobs.run.status import statuses
 
@@ -99,8 +99,7 @@ def rerun(
     """Submit a run again from its manifest, unchanged or with the changes that options make."""
     import hpcjobs
     from hpcjobs.cli.submit import print_notes, print_plan, report
-    from hpcjobs.run.difference import job_changes
-    from hpcjobs.run.rerun import plan_rerun, read_manifest, refusal_of_run
+    from hpcjobs.run.rerun import job_changes, plan_rerun, read_manifest, refusal_of_run
     from hpcjobs.run.select import select_one
 
     entry = select_one(job, site=site)
@@ -175,7 +174,7 @@ def prune(
     """
     from hpcjobs.cli.jobs import parse_states
     from hpcjobs.errors import RequestError
-    from hpcjobs.run import prune as old_jobs
+    from hpcjobs.run import archive as old_jobs
     from hpcjobs.units import human_bytes, human_duration, memory_bytes, walltime_s
 
     try:

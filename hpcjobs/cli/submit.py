@@ -148,7 +148,7 @@ def _with_dependencies(
     named = {kind: arguments for kind, arguments in jobs.items() if arguments}
     if not named:
         return request
-    from hpcjobs.run.dependency import dependency_on, require_possible
+    from hpcjobs.run.select import dependency_on, require_possible
     from hpcjobs.site.library import default_site
 
     typed = request.resources.dependency

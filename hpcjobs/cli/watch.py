@@ -18,8 +18,8 @@ from hpcjobs.cli.output import JobSite, note
 from hpcjobs.cli.terminal import exit_on_signals
 
 if TYPE_CHECKING:
-    from hpcjobs.run.idle_limit import IdleLimit
-    from hpcjobs.run.samples import NodeSample
+    from hpcjobs.run.monitor import IdleLimit
+    from hpcjobs.run.progress import NodeSample
     from hpcjobs.site.models import Site
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -49,7 +49,7 @@ def top(
         raise RequestError(
             "hpcjobs top needs a terminal", hint="hpcjobs ps prints the jobs; hpcjobs ps --watch repeats it"
         )
-    from hpcjobs.run.foreign import scheduler_of, site_asked
+    from hpcjobs.run.listing import scheduler_of, site_asked
     from hpcjobs.top.actions import RealActions
     from hpcjobs.top.look import Looker, select_watched
     from hpcjobs.top.screen import TopScreen
@@ -81,7 +81,7 @@ def monitor(
     job that was submitted without hpcjobs is named by its id.
     """
     from hpcjobs.errors import RequestError, UnknownJobError
-    from hpcjobs.run.cancel import cancel
+    from hpcjobs.run.control import cancel
     from hpcjobs.run.monitor import JobSampling
     from hpcjobs.run.select import select_one
     from hpcjobs.units import walltime_s
@@ -124,14 +124,14 @@ def _watch_foreign(job: str, site: Site, interval_s: float, limit_s: float | Non
 
 
 def _idle_limit(limit_s: float | None, interval_s: float, count_nodes: Callable[[], int]) -> IdleLimit | None:
-    from hpcjobs.run.idle_limit import IdleLimit
+    from hpcjobs.run.monitor import IdleLimit
 
     return None if limit_s is None else IdleLimit(limit_s, interval_s=interval_s, count_nodes=count_nodes, report=note)
 
 
 def _slurm_site(site: str | None) -> Site | None:
     """The site whose Slurm may know a job that was submitted by other means."""
-    from hpcjobs.run.foreign import site_asked
+    from hpcjobs.run.listing import site_asked
 
     where = site_asked(site)
     return where if where is not None and where.scheduler == "slurm" else None
@@ -144,7 +144,7 @@ def _watch(
 
     Whether there was a sample.
     """
-    from hpcjobs.run.alarms import find_alarms
+    from hpcjobs.run.progress import find_alarms
     from hpcjobs.units import human_duration
 
     known: set[tuple[str, str]] = set()

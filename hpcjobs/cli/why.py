@@ -226,9 +226,8 @@ def _print_unfinished(subject: Subject, *, as_json: bool) -> None:
 
 def _print_alarms(entry: Entry, record: JobRecord) -> None:
     """What the newest samples of its nodes say, if the job is sampled."""
-    from hpcjobs.run.alarms import find_alarms
     from hpcjobs.run.folder import output_dir
-    from hpcjobs.run.samples import current_samples, newest_samples
+    from hpcjobs.run.progress import current_samples, find_alarms, newest_samples
 
     for alarm in find_alarms(current_samples(newest_samples(output_dir(Path(entry.run_dir), record.job_id)), record)):
         print(f"alarm: {alarm.text}")

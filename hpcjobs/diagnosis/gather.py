@@ -24,7 +24,7 @@ from hpcjobs.run import logs as job_logs
 from hpcjobs.run.folder import BATCH_SCRIPT
 from hpcjobs.run.identity import is_ours, is_reachable
 from hpcjobs.run.index import Entry
-from hpcjobs.run.state_file import own_ids, read_json, read_state
+from hpcjobs.run.job_files import own_ids, read_json, read_state
 from hpcjobs.run.status import statuses
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import JobRecord, State

@@ -11,7 +11,7 @@ from hpcjobs.discovery.compare import SiteFinding
 from hpcjobs.errors import HpcJobsError
 from hpcjobs.job.models import JobSpec, Layer
 from hpcjobs.job.plan import plan
-from hpcjobs.run.cancel import cancel
+from hpcjobs.run.control import cancel
 from hpcjobs.run.handle import JobHandle
 from hpcjobs.run.submit import submit
 from hpcjobs.scheduler.base import State

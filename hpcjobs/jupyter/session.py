@@ -17,10 +17,10 @@ from hpcjobs.node.session import files
 from hpcjobs.node.session.files import Connection, Settings
 from hpcjobs.node.session.tunnel import Tunnel, local_port, page, tunnel
 from hpcjobs.run import logs
-from hpcjobs.run.cancel import cancel
+from hpcjobs.run.control import cancel
 from hpcjobs.run.index import Entry
+from hpcjobs.run.job_files import own_record
 from hpcjobs.run.select import entries_of, select
-from hpcjobs.run.state_file import own_record
 from hpcjobs.run.status import Connect, statuses
 from hpcjobs.run.submit import submit
 from hpcjobs.run.wait import wait

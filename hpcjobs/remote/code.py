@@ -12,8 +12,7 @@ from typing import NamedTuple
 from hpcjobs.errors import CommandMissingError, RequestError
 from hpcjobs.files import state_dir, write_beside
 from hpcjobs.remote.connection import LoginConnection
-from hpcjobs.run.git import ask_git
-from hpcjobs.run.snapshot import LARGEST, code_files
+from hpcjobs.run.folder import LARGEST, ask_git, code_files
 from hpcjobs.units import human_bytes
 
 

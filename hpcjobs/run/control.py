@@ -1,23 +1,95 @@
-"""Changing jobs in the queue: hold, release, requeue, update, signal."""
+"""Changes jobs in the queue: cancel, hold, release, requeue, update, signal."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
-from typing import Literal
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
 
 from hpcjobs.errors import RequestError, UnknownJobError, nearest
+from hpcjobs.job.limits import check_change
+from hpcjobs.job.models import Job
 from hpcjobs.run.folder import BATCH_SCRIPT
-from hpcjobs.run.identity import require_reachable
+from hpcjobs.run.identity import own_cluster, require_reachable
 from hpcjobs.run.index import Entry
+from hpcjobs.run.rerun import read_manifest
 from hpcjobs.run.select import require_all_own
 from hpcjobs.run.status import Connect, Known, statuses
 from hpcjobs.scheduler.base import State
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.scheduler.slurm.client import SlurmScheduler
-from hpcjobs.site.resources import names_by_field
-from hpcjobs.units import requested_time
+from hpcjobs.site.centre import policies_of_job
+from hpcjobs.site.resources import Resources, gpus_in_gres, names_by_field, node_range
+from hpcjobs.units import requested_time, slurm_time, time_limit_s
+
+
+class Cancelled(NamedTuple):
+    """What became of the jobs that were to be cancelled: each is in one of the three."""
+
+    cancelled: list[str]
+    """Scheduler's ids of jobs that were alive."""
+    ended: dict[str, State]
+    """Jobs that had ended before, and how."""
+    unknown: list[str]
+    """Jobs that the scheduler does not know (any more)."""
+
+
+def cancel(entries: Iterable[Entry], *, only: Collection[State] = (), connect: Connect = connect) -> Cancelled:
+    """End those of ``entries`` that have not ended; one queue query and one cancelling command per scheduler.
+
+    ``only``: those in one of these states, task by task of an array; none: whatever their state.
+
+    The queue is asked first because an id alone may be another job's by now.
+
+    Raises:
+        RequestError: one of them belongs to another host, cluster or user; then none is cancelled.
+        SchedulerError: it does not answer, or refuses.
+    """
+    outcome = Cancelled([], {}, [])
+    chosen = sorted(entries, key=_where)
+    require_reachable(chosen)
+    for (kind, conf), group in groupby(statuses(chosen, connect=connect), key=lambda known: _where(known.entry)):
+        alive = [known for known in group if _alive(known, outcome)]
+        require_all_own(alive)
+        ids = [job_id for known in alive for job_id in known.ids(only)]
+        if ids:
+            connect(kind, conf or None).cancel(ids)
+            outcome.cancelled.extend(ids)
+            _record_ends([known.entry for known in alive if _waits(known)], connect)
+    return outcome
+
+
+def _waits(known: Known) -> bool:
+    return all(record.state is State.PENDING for record in known.records)
+
+
+def _record_ends(entries: list[Entry], connect: Connect) -> None:
+    """Ask once more about jobs that waited: they write no end themselves, and without accounting slurmctld alone
+    knows it, for some minutes."""
+    if entries:
+        statuses(entries, connect=connect, errors=[])
+
+
+def _where(entry: Entry) -> tuple[str, str]:
+    return entry.scheduler, entry.slurm_conf or ""
+
+
+def _alive(known: Known, outcome: Cancelled) -> bool:
+    """Whether there is something to cancel; if not, the reason is added to ``outcome``."""
+    states = [record.state for record in known.records]
+    if any(not state.ended and state is not State.UNKNOWN for state in states):
+        return True
+    if all(state.ended for state in states):
+        outcome.ended[known.ids()[0]] = next((s for s in states if s is not State.COMPLETED), State.COMPLETED)
+    else:
+        outcome.unknown.extend(known.ids())
+    return False
+
 
 Verb = Literal["hold", "release", "requeue"]
 KEYS = names_by_field("update")
@@ -73,8 +145,6 @@ def update(entry: Entry, settings: Sequence[str], *, connect: Connect = connect)
         RequestError: no setting that Slurm can change, not its value, or a policy of the centre refuses it; else as
             `control`.
     """
-    from hpcjobs.run.change import check_settings
-
     arguments = [_setting(setting) for setting in settings]
     for slurm, known in _by_cluster([entry], "update", connect):
         alive = [record for record in known[0].records if not record.state.ended]
@@ -174,3 +244,55 @@ def _time(field: str, value: str) -> str:
         return sign + requested_time(rest)
     except ValueError as error:
         raise RequestError(f"update {field}: {error}") from error
+
+
+def check_settings(settings: Sequence[str], entry: Entry, limit_s: float | None) -> None:
+    """Compare the job of ``entry``, as ``settings`` of scontrol would change it, with the centre's policies.
+
+    Args:
+        limit_s: the time limit that the job has now; None: none.
+
+    Raises:
+        RequestError: a policy refuses the change, or the job's manifest, which is needed for that, cannot be read.
+    """
+    policies = policies_of_job(entry.site, filter(None, (entry.cluster, own_cluster("slurm", entry.slurm_conf))))
+    if not policies or entry.is_foreign:  # what a job without a manifest asked for was never ours to check
+        return
+    job = changed = read_manifest(Path(entry.run_dir)).job
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        for field in (field for field, key in KEYS.items() if key == name):
+            changed = _change(changed, field, _new_limit(value, limit_s) if field == "time" else value)
+    check_change(job, changed, policies)
+
+
+def _change(job: Job, field: str, value: str) -> Job:
+    """``job`` with ``field`` as scontrol is told to set it."""
+    try:
+        stated = msgspec.convert({field: value or None}, Resources, strict=False)
+        fields = {
+            name: new for name in Resources.__struct_fields__ if (new := getattr(stated, name)) is not msgspec.UNSET
+        }
+        if field == "gres" and gpus_in_gres(value)[0]:
+            fields["gpus_per_node"] = int(str(fields["gpus_per_node"]).rpartition(":")[2])
+        sources = job.sources | dict.fromkeys(fields, "update")
+        job = replace(job, resources=replace(job.resources, **fields), sources=sources)
+        if field == "nodes":
+            least, most = node_range(value)
+            return replace(job, nodes=least, max_nodes=most if most > least else None, spare=0)
+        return replace(job, time_limit_s=time_limit_s(value)) if field == "time" else job
+    except (ValueError, msgspec.ValidationError) as error:
+        raise RequestError(f"update {field}: {error}") from error
+
+
+def _new_limit(value: str, now_s: float | None) -> str:
+    """The time limit that ``value`` leads to, in Slurm's spelling; ``+`` and ``-`` change the one that the job has."""
+    sign, rest = (value[0], value[1:]) if value[:1] in ("+", "-") else ("", value)
+    try:
+        limit = requested_time(rest)
+    except ValueError as error:
+        raise RequestError(f"update time: {error}") from error
+    if not sign:
+        return limit
+    step_s = time_limit_s(limit) or 0
+    return "UNLIMITED" if now_s is None else slurm_time(max(60, round(now_s) + (step_s if sign == "+" else -step_s)))

@@ -25,20 +25,22 @@ import os
 import shutil
 import time
 import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 import msgspec
 
 from hpcjobs import __version__
-from hpcjobs.errors import HpcJobsWarning, RequestError
+from hpcjobs.errors import CommandMissingError, HpcJobsWarning, RequestError
 from hpcjobs.files import file_name, write_beside
 from hpcjobs.job.models import Plan
 from hpcjobs.job.script import MONITOR_PROGRAM, SHELL_FOLDER, shell_files
+from hpcjobs.processes.programs import Result, Runner, run
 from hpcjobs.pyz import pack
 from hpcjobs.record.names import MANIFEST
-from hpcjobs.run.provenance import CodeState
-from hpcjobs.run.snapshot import copy_code
+from hpcjobs.units import human_bytes
 from hpcjobs.user import user_name
 
 NODE_PROGRAM = "node.pyz"
@@ -141,3 +143,189 @@ def _fill(plan: Plan, code: CodeState | None) -> None:
     if job.batch_script is not None:
         write_beside(plan.run_dir / BATCH_SCRIPT, job.batch_script, mode=0o700)
     write_beside(plan.run_dir / "job.sh", plan.script, mode=0o700)
+
+
+_SUBMODULES = "--ignore-submodules=dirty"
+_SETTINGS = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "safe.bareRepository=explicit", "color.ui=false")
+
+
+def ask_git(folder: Path, *arguments: str, runner: Runner = run) -> Result:
+    """Run ``git ARGUMENTS`` in ``folder`` without its monitors and hooks, and without writing to the repository.
+
+    Raises:
+        CommandMissingError: there is no git.
+    """
+    return runner([*_command(folder, _SETTINGS), *arguments])
+
+
+def read_status(folder: Path, *, runner: Runner = run) -> Result:
+    """``git status`` for programs; what changed within submodules is left out, whose own configuration git would use.
+
+    Raises:
+        CommandMissingError: there is no git. RequestError: a filter of the repository cannot be switched off.
+    """
+    settings = (*_SETTINGS, *_filters_off(folder, runner))
+    return runner([*_command(folder, settings), "status", "--porcelain=v2", "--branch", "-z", _SUBMODULES])
+
+
+def read_difference(folder: Path, *, runner: Runner = run) -> str:
+    """What differs from the commit, as `git apply` takes it: every byte, carriage returns too."""
+    with TemporaryDirectory() as place:
+        patch = Path(place, "patch")
+        options = ("--no-ext-diff", "--no-textconv", "--no-color", "--binary", "--submodule=short", _SUBMODULES)
+        settings = (*_SETTINGS, *_filters_off(folder, runner))
+        runner([*_command(folder, settings), "diff", *options, f"--output={patch}", "HEAD"])
+        return patch.read_bytes().decode("utf-8", "surrogateescape") if patch.exists() else ""
+
+
+def _command(folder: Path, settings: Sequence[str]) -> list[str]:
+    return ["git", "--no-optional-locks", "-C", str(folder), *(part for one in settings for part in ("-c", one))]
+
+
+def _filters_off(folder: Path, runner: Runner) -> list[str]:
+    """Settings without the filters (`clean`, `process`) that the repository itself configures; the user's stay."""
+    options = ("-z", "--show-scope", "--name-only", "--get-regexp", r"^filter\.")
+    fields = runner([*_command(folder, _SETTINGS), "config", *options]).out.split("\0")
+    keys = {key for scope, key in zip(fields[::2], fields[1::2], strict=False) if scope in ("local", "worktree")}
+    names = sorted({key.removeprefix("filter.").rpartition(".")[0] for key in keys})
+    if strange := [name for name in names if "=" in name or "\n" in name]:
+        raise RequestError(
+            f"the repository of {folder} configures the filter {strange[0]!r}, which cannot be switched off",
+            hint="git config --show-origin --get-regexp filter: remove it, or rename it without '='",
+        )
+    values = {"clean": "", "process": "", "required": "false"}
+    return [f"filter.{name}.{key}={value}" for name in names for key, value in values.items()]
+
+
+_LARGEST_PATCH = 20 << 20
+
+
+class CodeState(NamedTuple):
+    """The git state of a folder."""
+
+    commit: str | None
+    """None in a repository without a commit."""
+    dirty: bool
+    """Tracked files differ from the commit."""
+    untracked: list[str]
+    patch: str
+    """``git diff HEAD --binary``; empty when clean or over 20 MiB."""
+    missing: str | None = None
+    """What `patch` lacks of the changes, and why."""
+
+
+def code_state(folder: Path, *, runner: Runner = run) -> CodeState | None:
+    """The state of the repository ``folder`` is in; None outside one or without git.
+
+    Two git processes for a clean tree, four for a changed one.
+    """
+    try:
+        status = read_status(folder, runner=runner)
+    except CommandMissingError:
+        return None
+    if "dubious ownership" in status.err:
+        warnings.warn(
+            f"no commit and no code.patch of {folder} are kept: another user owns the repository"
+            " (git config --global --add safe.directory FOLDER lets git read it)",
+            HpcJobsWarning,
+            stacklevel=2,
+        )
+    if status.code != 0:
+        return None
+    entries = status.out.split("\0")
+    commit = next((e.removeprefix("# branch.oid ") for e in entries if e.startswith("# branch.oid ")), "(initial)")
+    untracked = [_printable(entry[2:]) for entry in entries if entry.startswith("? ")]
+    dirty = any(entry[:2] in ("1 ", "2 ", "u ") for entry in entries)
+    known = None if commit == "(initial)" else commit
+    patch = read_difference(folder, runner=runner) if dirty and known else ""
+    missing = _say_missing(folder, patch)
+    return CodeState(known, dirty, untracked, patch if len(patch) <= _LARGEST_PATCH else "", missing)
+
+
+def _say_missing(folder: Path, patch: str) -> str | None:
+    if len(patch) > _LARGEST_PATCH:
+        return f"the changes since the commit, which are {len(patch) >> 20} MiB, more than {_LARGEST_PATCH >> 20} MiB"
+    top = next((each for each in (folder, *folder.parents) if os.path.exists(each / ".git")), folder)
+    return "changes within submodules" if os.path.exists(top / ".gitmodules") else None
+
+
+def _printable(name: str) -> str:
+    r"""A file's name as text: bytes that are no UTF-8, and control characters, as ``\xff``."""
+    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+LARGEST = 512 << 20
+_NOT_CODE = frozenset(
+    (".git", ".venv", "venv", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", "node_modules")
+)
+
+
+def copy_code(source: Path, target: Path, *, leave_out: Path) -> None:
+    """Copy ``source`` to ``target``: what git tracks or would track, or all but the usual caches outside git.
+
+    Raises:
+        RequestError: over 512 MiB; data does not belong in a snapshot.
+    """
+    if _is_snapshot(source):  # it has been chosen already, and git ignores run folders
+        files = list(_walk(source))
+    else:
+        files = [path for path in code_files(source) if not (source / path).is_relative_to(leave_out)]
+    size = sum((source / path).lstat().st_size for path in files)
+    if size > LARGEST:
+        raise RequestError(
+            f"--snapshot: {source} holds {human_bytes(size)}, the limit is {human_bytes(LARGEST)}",
+            hint="leave data out with .gitignore, or start from the folder that holds the code",
+        )
+    target.mkdir(mode=0o700)
+    for path in files:
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        _copy(source, path, target)
+
+
+def _copy(source: Path, path: Path, target: Path) -> None:
+    """Copy a file or link; a relative link out of ``source`` leads to the same place from the copy."""
+    link = source / path
+    if link.is_symlink() and not os.path.isabs(os.readlink(link)):
+        leads_to = os.path.normpath(link.parent.resolve() / os.readlink(link))
+        if not Path(leads_to).is_relative_to(source.resolve()):
+            (target / path).symlink_to(leads_to)
+            return
+    shutil.copy2(link, target / path, follow_symlinks=False)
+
+
+def _is_snapshot(source: Path) -> bool:
+    """Whether this is the copy of the code in a run folder."""
+    return source.name == "code" and (source.parent / MANIFEST).is_file()
+
+
+def code_files(source: Path) -> list[Path]:
+    """Files below ``source``, relative to it: what git tracks or would track, in submodules and nested repositories
+    too; outside git all but the usual caches, and folders that ignore themselves, as run folders do."""
+    try:
+        listed = ask_git(source, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    except CommandMissingError:
+        return list(_walk(source))
+    if listed.code != 0:
+        return list(_walk(source))
+    files = []
+    for name in (Path(name) for name in listed.out.split("\0") if name):
+        if (source / name).is_file() or (source / name).is_symlink():
+            files.append(name)
+        elif (source / name / ".git").exists():
+            files += [name / inner for inner in code_files(source / name)]
+    return files
+
+
+def _walk(source: Path) -> Iterator[Path]:
+    for folder, folders, names in os.walk(source):
+        folders[:] = [name for name in folders if name not in _NOT_CODE and not _ignores_itself(Path(folder, name))]
+        for name in (*names, *(name for name in folders if Path(folder, name).is_symlink())):
+            yield (Path(folder) / name).relative_to(source)
+
+
+def _ignores_itself(folder: Path) -> bool:
+    try:
+        return (folder / ".gitignore").read_text(encoding="utf-8").strip() == "*"
+    except (OSError, ValueError):  # there is none, or none of ours
+        return False

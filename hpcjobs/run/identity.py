@@ -15,15 +15,12 @@ from collections.abc import Iterable
 
 from hpcjobs.errors import RequestError
 from hpcjobs.job.array import task_ids
-from hpcjobs.run.attempts import continuation
 from hpcjobs.run.index import Entry
-from hpcjobs.run.state_file import read_state
+from hpcjobs.run.job_files import CLOCK_TOLERANCE_S, continuation, read_state
 from hpcjobs.scheduler.base import JobRecord
 from hpcjobs.scheduler.cluster import reachable_clusters
 
 _NOT_STORED = re.compile(r"(?:[^ -~]|\?)+")
-CLOCK_TOLERANCE_S = 300.0
-"""How far the clocks of login node, controller and node may differ, and how long a submission may be repeated for."""
 SCRIPT = "job.sh"
 
 

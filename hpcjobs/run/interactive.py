@@ -19,14 +19,13 @@ from hpcjobs.job.layers import VARIABLES
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.job.script import setup_text
 from hpcjobs.run import folder
-from hpcjobs.run.attempts import current_id
-from hpcjobs.run.budget import count_against_budget
 from hpcjobs.run.identity import require_reachable
 from hpcjobs.run.index import Entry
+from hpcjobs.run.job_files import current_id, read_state
 from hpcjobs.run.rerun import read_manifest
 from hpcjobs.run.select import require_own
-from hpcjobs.run.state_file import read_state
 from hpcjobs.run.status import Connect, statuses
+from hpcjobs.run.submit import count_against_budget
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.connect import connect

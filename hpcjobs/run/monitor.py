@@ -19,15 +19,14 @@ from hpcjobs.job.script import MONITOR_PROGRAM, locate_run_root
 from hpcjobs.processes.programs import Runner, run, start
 from hpcjobs.pyz import pack
 from hpcjobs.run import folder
-from hpcjobs.run.attempts import current_id
 from hpcjobs.run.folder import make_root
 from hpcjobs.run.identity import require_reachable
 from hpcjobs.run.index import Entry
 from hpcjobs.run.interactive import attach, overlapping_step
+from hpcjobs.run.job_files import current_id, own_ids
+from hpcjobs.run.progress import NodeSample, idle_s, newest_samples, open_samplers
 from hpcjobs.run.rerun import read_manifest
-from hpcjobs.run.samples import NodeSample, newest_samples, open_samplers
 from hpcjobs.run.select import require_own
-from hpcjobs.run.state_file import own_ids
 from hpcjobs.run.status import Connect, statuses
 from hpcjobs.run.wait import Watch
 from hpcjobs.runtime.hostlist import hosts_of
@@ -296,3 +295,51 @@ def follow_sampler(
         yield _without(sampler.old, newest_samples(job.folder))
         pause(_POLL_S)
     yield _without(sampler.old, newest_samples(job.folder))
+
+
+class IdleLimit:
+    """Looks at the newest samples of a job's nodes; a node without a new one may be busy.
+
+    A sample is new for some time after it came, by this machine's clock: the clocks of the nodes may differ from it.
+    """
+
+    def __init__(
+        self,
+        limit_s: float,
+        *,
+        interval_s: float,
+        count_nodes: Callable[[], int],
+        report: Report,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limit_s, self._fresh_s, self._count_nodes = limit_s, fresh_for_s(interval_s), count_nodes
+        self._report, self._clock = report, clock
+        self._came: dict[str, tuple[float, float]] = {}
+        """By the host: when its newest sample was taken by the node's clock, and when it came by this machine's."""
+        self._complete = clock()
+        self._reported = ""
+
+    def exceeded_s(self, nodes: Sequence[NodeSample]) -> float | None:
+        """For how long all nodes have been idle, if that is too long; None: it is not, or it is not known."""
+        now, expected = self._clock(), self._count_nodes()
+        for node in nodes:
+            if self._came.get(node.host, (None,))[0] != node.taken:
+                self._came[node.host] = (node.taken, now)
+        fresh = [node for node in nodes if now - self._came[node.host][1] < self._fresh_s]
+        if len(fresh) >= expected:
+            self._complete = now
+        self._report_doubts(fresh, expected, is_late=now - self._complete >= self._fresh_s)
+        idle_for_s = idle_s(fresh, expected=expected)
+        return idle_for_s if idle_for_s is not None and idle_for_s >= self._limit_s else None
+
+    def _report_doubts(self, fresh: Sequence[NodeSample], expected: int, *, is_late: bool) -> None:
+        """Say once why the job is not cancelled, whatever it does."""
+        doubt = ""
+        if unknown := [node.host for node in fresh if node.sample.idle_s is None]:
+            reason = "its GPUs cannot be read, or a trainer takes its samples"
+            doubt = f"how long {', '.join(unknown)} is idle is not known ({reason})"
+        elif is_late:
+            doubt = f"no new sample from {expected - len(fresh)} of the job's {expected} nodes"
+        if doubt and doubt != self._reported:
+            self._report(f"--cancel-idle has no effect: {doubt}")
+        self._reported = doubt or self._reported

@@ -1,10 +1,10 @@
-"""Finds the jobs that a user names: by ids, ranges, array tasks, run folders, names."""
+"""Finds the jobs that a user names: by ids, ranges, array tasks, run folders, names; also as dependencies."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,13 +13,15 @@ from hpcjobs.errors import CommandMissingError, RequestError, SchedulerError, Un
 from hpcjobs.job.array import array_indices, check_array
 from hpcjobs.record.names import SUBMITTED
 from hpcjobs.run import index
-from hpcjobs.run.adopt import read_index
-from hpcjobs.run.identity import SCRIPT, is_reachable, user_name
+from hpcjobs.run.identity import SCRIPT, is_reachable, require_reachable, user_name
 from hpcjobs.run.index import Entry
-from hpcjobs.run.state_file import read_json
-from hpcjobs.scheduler.base import JobRecord
+from hpcjobs.run.job_files import current_id, own_ids, read_json
+from hpcjobs.run.status import Known, statuses
+from hpcjobs.run.submission import read_index
+from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.site import rehearsal
 from hpcjobs.site.library import load_site
+from hpcjobs.units import walltime_s
 from hpcjobs.user import name_of
 
 _ID = re.compile(r"(L?)(\d+)(?:_(\d+))?\Z")
@@ -82,7 +84,7 @@ def _ids_of_slurm(names: Sequence[str]) -> set[str]:
 
 def _with_foreign(job_ids: set[str], known: list[Entry], site: str | None) -> list[Entry]:
     """``known`` and those of ``job_ids`` that the scheduler has for this user."""
-    from hpcjobs.run.foreign import find_foreign
+    from hpcjobs.run.listing import find_foreign
 
     there = [entry for entry in known if entry.job_id in job_ids and is_reachable(entry)]
     unknown = job_ids - {entry.job_id for entry in there}
@@ -254,3 +256,91 @@ def is_known_configuration(slurm_conf: str | None) -> bool:
         return os.getuid() != 0 and os.stat(str(slurm_conf)).st_uid == 0
     except OSError:
         return False
+
+
+_DELAY = re.compile(r"(?P<job>.+)\+(?P<delay>[0-9.]+[a-z0-9.]*)\Z")
+_FLAGS = {"afterok": "--after", "afterany": "--after-any", "afternotok": "--after-fail"}
+_NEVER = "DependencyNeverSatisfied"
+
+
+def dependency_on(jobs: Mapping[str, Sequence[str]], *, site: str | None = None) -> str | None:
+    """Slurm's dependency for ``jobs``, by kind (``afterok``); None: no job is named.
+
+    ``JOB+10m`` is 10 minutes after that job has started, whatever the kind. Of a job that was resubmitted the current
+    one is meant.
+
+    Raises:
+        UnknownJobError: a word names no job. RequestError: a job of another cluster, or no delay in whole minutes.
+    """
+    parts: list[str] = []
+    for kind, arguments in jobs.items():
+        plain: list[str] = []
+        for text in arguments:
+            match = _DELAY.match(text)
+            try:
+                ids = _ids(match["job"] if match else text, site)
+            except UnknownJobError as error:
+                raise UnknownJobError(f"{_FLAGS[kind]} {text}: {error.message}", hint=error.hint) from error
+            if match:
+                parts += [f"after:{job_id}+{_minutes(text, match['delay'])}" for job_id in ids]
+            else:
+                plain += ids
+        if plain:
+            parts.append(":".join([kind, *dict.fromkeys(plain)]))
+    return ",".join(parts) or None
+
+
+def require_possible(jobs: Mapping[str, Sequence[str]], *, site: str | None = None) -> None:
+    """Refuse a dependency on jobs that have ended otherwise: slurmctld starts a job at once that depends on one which
+    it has forgotten, some minutes after its end (MinJobAge).
+
+    Raises:
+        RequestError: one of ``jobs``, by kind (``afterok``), has ended in a way that the kind excludes.
+    """
+    for kind in ("afterok", "afternotok"):
+        texts = [text for text in jobs.get(kind, ()) if not _DELAY.match(text)]
+        for known in statuses(select(texts, site=site)) if texts else ():
+            if (end := _excluding_end(kind, known)) is not None:
+                raise RequestError(
+                    f"{_FLAGS[kind]} {known.entry.job_id}: {end}",
+                    hint="--after-any starts the job whatever the end of the other; `hpcjobs rerun` repeats a run",
+                )
+
+
+def _excluding_end(kind: str, known: Known) -> str | None:
+    """Why the job of ``known`` can never be what ``kind`` waits for; None: it can be, or is."""
+    if not all(record.state.ended or record.source == "nobody" for record in known.records):
+        return None
+    others = [record.state for record in known.records if record.state is not State.COMPLETED]
+    if kind == "afternotok":
+        return None if others else "the job has COMPLETED, it will not fail"
+    if not others:
+        return None
+    if others[0] is State.UNKNOWN:
+        return "the scheduler does not know the job any more, and it wrote no end"
+    return f"the job has ended, {others[0].value}; it will not succeed"
+
+
+def _ids(text: str, site: str | None) -> list[str]:
+    entries = select([text], site=site)
+    require_reachable(entries)
+    return [_current(entry) for entry in entries]
+
+
+def _current(entry: Entry) -> str:
+    return current_id(entry) if entry.task is None else own_ids(entry)[0]
+
+
+def _minutes(text: str, delay: str) -> int:
+    try:
+        seconds = int(delay) * 60 if delay.isdecimal() else walltime_s(delay)
+    except ValueError as error:
+        raise RequestError(f"--after {text}: {error}", hint="10m, 2h, or a number of minutes") from error
+    if seconds % 60:
+        raise RequestError(f"--after {text}: Slurm counts the delay in minutes")
+    return seconds // 60
+
+
+def is_never_met(record: JobRecord) -> bool:
+    """Whether the job waits for others in a way that they can no longer end: it stays in the queue until cancelled."""
+    return record.state is State.PENDING and record.reason is not None and _NEVER in record.reason

@@ -16,21 +16,30 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from hpcjobs.errors import SchedulerDownError, SchedulerError
 from hpcjobs.job.array import task_ids
 from hpcjobs.record.control import Continuation
-from hpcjobs.run.accounting_file import (
+from hpcjobs.run import index
+from hpcjobs.run.identity import SCRIPT, is_ours, owner_elsewhere
+from hpcjobs.run.index import Entry
+from hpcjobs.run.job_files import (
+    CLOCK_TOLERANCE_S,
+    all_ended,
     are_final,
+    current_id,
     drop_accounting,
+    is_closed,
     keep_accounting,
     may_be_requeued,
+    own_ids,
+    own_record,
+    own_records,
     read_accounting,
+    read_attempts,
+    write_continuation,
 )
-from hpcjobs.run.attempts import current_id, read_attempts, write_continuation
-from hpcjobs.run.identity import CLOCK_TOLERANCE_S, SCRIPT, is_ours, owner_elsewhere
-from hpcjobs.run.index import Entry
-from hpcjobs.run.state_file import all_ended, own_ids, own_record, own_records
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State
 from hpcjobs.scheduler.connect import connect
@@ -286,3 +295,34 @@ def _is_complete(entry: Entry, accounted: list[JobRecord]) -> bool:
 
 def _unknown(entry: Entry) -> JobRecord:
     return JobRecord(job_id=entry.job_id, state=State.UNKNOWN, source="nobody", name=entry.name)
+
+
+def keep_accounts(slurm_conf: str, *, connect: Connect = connect) -> None:
+    """Ask the cluster, while it is there, about my jobs whose end is not yet recorded; one query of each kind.
+
+    Raises:
+        SchedulerError: it does not answer.
+    """
+    for entry, records in statuses(_open(slurm_conf), connect=connect):
+        if all(record.state.ended for record in records):  # there is no time left for them to settle
+            keep_accounting(entry, records)
+
+
+def end_all(slurm_conf: str) -> None:
+    """Close my jobs of a removed cluster: they have ended as they themselves wrote, or with the cluster."""
+    for entry in _open(slurm_conf):
+        written = {record.job_id: record for record in own_records(entry)}
+        keep_accounting(entry, [_end(entry, task, written.get(task)) for task in own_ids(entry)])
+
+
+def _end(entry: index.Entry, task: str, written: JobRecord | None) -> JobRecord:
+    if written is not None and written.state.ended:
+        return written
+    begun = written or JobRecord(
+        job_id=task, state=State.PENDING, source="", name=entry.name, submitted=entry.submitted
+    )
+    return replace(begun, state=State.CANCELLED, source="sandbox", reason="its cluster was taken down")
+
+
+def _open(slurm_conf: str) -> list[index.Entry]:
+    return [entry for entry in index.entries() if entry.slurm_conf == slurm_conf and not is_closed(entry)]

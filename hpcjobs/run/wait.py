@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable
 
 from hpcjobs.errors import SchedulerError
 from hpcjobs.job.array import task_ids
-from hpcjobs.run.accounting_file import read_accounting
-from hpcjobs.run.dependency import is_never_met
 from hpcjobs.run.identity import require_reachable
 from hpcjobs.run.index import Entry
-from hpcjobs.run.state_file import all_ended, own_ids, own_record, own_records
+from hpcjobs.run.job_files import all_ended, own_ids, own_record, own_records, read_accounting
+from hpcjobs.run.select import is_never_met
 from hpcjobs.run.status import Connect, Known, statuses
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.connect import connect

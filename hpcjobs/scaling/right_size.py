@@ -12,8 +12,8 @@ from hpcjobs.accounting.advice import Advice, JobUsage, advise
 from hpcjobs.accounting.sources import JobFilter, gather
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.record.names import MANIFEST
-from hpcjobs.run.adopt import plan_in
 from hpcjobs.run.select import is_known_configuration, select
+from hpcjobs.run.submission import plan_in
 from hpcjobs.scaling import study
 from hpcjobs.scaling.analysis import Analysis, analyse, find_reached
 from hpcjobs.scaling.runs import read_runs

@@ -11,7 +11,7 @@ import polars as pl
 
 from hpcjobs.accounting.sources import JobFilter, gather
 from hpcjobs.job.array import task_ids
-from hpcjobs.run.state_file import read_json
+from hpcjobs.run.job_files import read_json
 from hpcjobs.runtime.summary import SUMMARY_FILE, Quantiles, Throughput
 from hpcjobs.scaling.study import Mode, Study, StudyRun
 from hpcjobs.scaling.study_sweep import list_runs, read_code, read_image

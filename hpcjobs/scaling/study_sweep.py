@@ -19,7 +19,7 @@ from hpcjobs.errors import ConfigError, RequestError
 from hpcjobs.job.models import Job
 from hpcjobs.job.plan import resolve_request
 from hpcjobs.record.names import MANIFEST
-from hpcjobs.run.provenance import code_state
+from hpcjobs.run.folder import code_state
 from hpcjobs.scaling import study as study_file
 from hpcjobs.scaling.study import Size, Study, StudyRun
 from hpcjobs.scheduler.outage import Report, discard

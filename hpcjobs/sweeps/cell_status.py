@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 from hpcjobs.job.array import task_ids
 from hpcjobs.record.state import StateFile
-from hpcjobs.run.adopt import adopt_job, plan_in
 from hpcjobs.run.identity import is_queued
 from hpcjobs.run.index import Entry
-from hpcjobs.run.record import remember
 from hpcjobs.run.status import statuses
+from hpcjobs.run.submission import adopt_job, plan_in, remember
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, Submitted
 from hpcjobs.sweeps.cells import Cell
 from hpcjobs.sweeps.folder import NOBODY, Chunk, SweepFolder

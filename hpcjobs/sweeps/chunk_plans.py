@@ -15,7 +15,7 @@ from hpcjobs.job.models import Plan
 from hpcjobs.job.plan import plan_of
 from hpcjobs.processes.programs import own_command
 from hpcjobs.run import folder as run_folder
-from hpcjobs.run.provenance import code_state
+from hpcjobs.run.folder import code_state
 from hpcjobs.site.resources import Resources, fields_where
 from hpcjobs.sweeps.cells import Cell, Program, make_program, shell_line
 from hpcjobs.sweeps.folder import Chunk, Definition, SweepFolder

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.files import read_regular
 from hpcjobs.record.names import SUMMARY
-from hpcjobs.run.describe import flat
 from hpcjobs.run.folder import log_path
-from hpcjobs.run.json_lines import decode_object
+from hpcjobs.run.growing_files import decode_object
+from hpcjobs.run.job_files import flat
 from hpcjobs.sweeps.cell_status import CellStatus
 from hpcjobs.sweeps.folder import Definition, SweepFolder
 

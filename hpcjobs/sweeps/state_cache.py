@@ -11,7 +11,7 @@ from hpcjobs.files import read_regular, write_beside
 from hpcjobs.record.names import STATE
 from hpcjobs.record.state import StateFile, read_state_file
 from hpcjobs.record.values import convert, to_json
-from hpcjobs.run.state_file import read_usable
+from hpcjobs.run.job_files import read_usable
 from hpcjobs.scheduler.base import State
 from hpcjobs.sweeps.folder import SweepFolder
 

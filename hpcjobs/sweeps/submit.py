@@ -13,10 +13,10 @@ from hpcjobs.files import write_beside
 from hpcjobs.job.array import count_tasks
 from hpcjobs.job.models import Plan
 from hpcjobs.run import folder as run_folder
-from hpcjobs.run.adopt import plan_in
+from hpcjobs.run.folder import code_state
 from hpcjobs.run.identity import is_queued
 from hpcjobs.run.index import Entry
-from hpcjobs.run.provenance import code_state
+from hpcjobs.run.submission import plan_in
 from hpcjobs.run.submit import hand_over
 from hpcjobs.scheduler.base import Scheduler
 from hpcjobs.scheduler.connect import connect

@@ -10,7 +10,7 @@ import msgspec
 
 from hpcjobs.errors import UnknownJobError, nearest
 from hpcjobs.files import file_name, state_dir, write_beside
-from hpcjobs.run.state_file import read_json
+from hpcjobs.run.job_files import read_json
 from hpcjobs.site.models import Frozen
 from hpcjobs.sweeps.folder import SweepFolder
 

@@ -10,7 +10,7 @@ import msgspec
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.processes.programs import own_command, run
 from hpcjobs.run import logs
-from hpcjobs.run.cancel import cancel
+from hpcjobs.run.control import cancel
 from hpcjobs.run.index import Entry
 from hpcjobs.scheduler.base import State
 from hpcjobs.scheduler.connect import connect

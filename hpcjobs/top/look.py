@@ -16,14 +16,19 @@ import msgspec
 
 from hpcjobs.errors import HpcJobsError, HpcJobsWarning, SchedulerError, UnknownJobError
 from hpcjobs.record.names import SUBMITTED
-from hpcjobs.run.alarms import find_alarms
 from hpcjobs.run.folder import output_dir
-from hpcjobs.run.foreign import scheduler_of, site_asked
 from hpcjobs.run.index import Entry
-from hpcjobs.run.listing import Survey, survey
-from hpcjobs.run.progress import Progress, RunLines, read_progress
+from hpcjobs.run.listing import Survey, scheduler_of, site_asked, survey
+from hpcjobs.run.progress import (
+    NodeSample,
+    Progress,
+    RunLines,
+    current_samples,
+    find_alarms,
+    newest_samples,
+    read_progress,
+)
 from hpcjobs.run.rerun import read_manifest
-from hpcjobs.run.samples import NodeSample, current_samples, newest_samples
 from hpcjobs.run.select import select
 from hpcjobs.run.status import Connect, parent_id, statuses
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State

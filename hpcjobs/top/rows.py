@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from hpcjobs.job.array import count_tasks
-from hpcjobs.run.samples import NodeSample
+from hpcjobs.run.progress import NodeSample
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.top.look import Group, Snapshot, Task
 

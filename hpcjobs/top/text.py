@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from hpcjobs.diagnosis.reasons import explain_reason
 from hpcjobs.printable import printable_line
-from hpcjobs.run.samples import NodeSample
+from hpcjobs.run.progress import NodeSample
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.top.look import Snapshot
 from hpcjobs.top.rows import JobRow, count_states

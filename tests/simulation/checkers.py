@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from slurm import ENDED, Job
 
 from hpcjobs.run import index
-from hpcjobs.run.attempts import read_attempts
+from hpcjobs.run.job_files import read_attempts
 
 if TYPE_CHECKING:
     from life import Life, Submission

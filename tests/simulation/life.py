@@ -25,7 +25,7 @@ from world import EPOCH_S, Fault, World
 from hpcjobs.errors import HpcJobsError, SchedulerDownError
 from hpcjobs.job.models import JobSpec, Plan
 from hpcjobs.job.plan import plan
-from hpcjobs.run import cancel, control, listing, prune, select, status, wait
+from hpcjobs.run import archive, control, listing, select, status, wait
 from hpcjobs.run.handle import JobHandle
 from hpcjobs.run.index import Entry
 from hpcjobs.run.submit import submit
@@ -262,7 +262,7 @@ class Life:
 
     def cancel(self, one: Submission) -> None:
         entry = self.entry_of(one)
-        outcome = cancel.cancel([entry])
+        outcome = control.cancel([entry])
         if outcome.cancelled:
             one.cancelled = self.world.now
             self.world.log(f"user: cancelled {outcome.cancelled}")
@@ -274,14 +274,14 @@ class Life:
         control.control(verb, [entry])
 
     def prune(self, age_s: float) -> None:
-        choice = prune.select_old(age_s=age_s)
+        choice = archive.select_old(age_s=age_s)
         self.remove(choice.old)
 
-    def remove(self, old: list[prune.Old]) -> None:
+    def remove(self, old: list[archive.Old]) -> None:
         for one in old:
             checkers.check_removal(self, one.entry.run_dir)
         self.pruned |= {one.entry.run_dir for one in old}  # it may be killed half-way
-        prune.remove(old)
+        archive.remove(old)
 
     # --- the schedule
 

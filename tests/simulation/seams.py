@@ -27,7 +27,7 @@ from world import Killed, World, file_error
 from hpcjobs.node import aftermath, step, supervisor
 from hpcjobs.processes import deferred, programs, start
 from hpcjobs.processes.start import Result
-from hpcjobs.run import folder, record, submission, submit
+from hpcjobs.run import folder, submission, submit
 from hpcjobs.scheduler.slurm.client import SlurmScheduler
 from hpcjobs.site.machine import cluster_name
 
@@ -309,7 +309,7 @@ def inside(
         patch.object(socket, "gethostname", host),
         patch.object(start, "run", run), patch.object(programs, "Timer", _NoTimer),
         patch.object(deferred, "signal", _SignalModule(world)),
-        patch.object(record, "start_ticks", ticks), patch.object(folder, "pack", _pack),
+        patch.object(submission, "start_ticks", ticks), patch.object(folder, "pack", _pack),
         patch.object(folder, "shell_files", lambda script: {"job.bash": "# as shipped\n"}),
         patch.object(submission, "_numbers", _Numbers(world)),
         patch.object(submit, "code_state", lambda path: None),

@@ -19,7 +19,7 @@ from test_attempts import SLOW
 from waiting import eventually
 
 from hpcjobs import sandbox as sandboxes
-from hpcjobs.run.samples import newest_samples
+from hpcjobs.run.progress import newest_samples
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.sandbox import Sandbox
 from hpcjobs.sandbox.daemons import recorded_daemons

@@ -13,8 +13,7 @@ from waiting import eventually
 from hpcjobs.cli.follow import _Changes
 from hpcjobs.cli.progress import ProgressBars
 from hpcjobs.run.index import Entry
-from hpcjobs.run.progress import StepProgress, newest_step
-from hpcjobs.run.samples import Sample, newest_samples
+from hpcjobs.run.progress import Sample, StepProgress, newest_samples, newest_step
 from hpcjobs.runtime.summary import METRICS_SCHEMA, MONITOR_SCHEMA, Load, MetricsLog
 from hpcjobs.scheduler.base import JobRecord, State
 

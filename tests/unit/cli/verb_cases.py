@@ -134,7 +134,7 @@ def sandbox_up(cluster: SampleCluster, patch: pytest.MonkeyPatch) -> None:
 
 def _sizes(cluster: SampleCluster, patch: pytest.MonkeyPatch) -> None:
     """Sizes that do not change with our templates."""
-    patch.setattr("hpcjobs.run.prune._sizes", lambda _: [20_000])
+    patch.setattr("hpcjobs.run.archive._sizes", lambda _: [20_000])
 
 
 def _project_site(cluster: SampleCluster, patch: pytest.MonkeyPatch) -> None:

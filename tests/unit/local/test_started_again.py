@@ -10,7 +10,7 @@ import pytest
 import hpcjobs
 from hpcjobs.errors import RequestError
 from hpcjobs.record.attempts import Attempt
-from hpcjobs.run.attempts import read_attempts
+from hpcjobs.run.job_files import read_attempts
 from hpcjobs.scheduler.base import State
 
 from .machines import Machine, until

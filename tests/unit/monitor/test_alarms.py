@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcjobs.run.alarms import find_alarms, idle_s
-from hpcjobs.run.samples import NodeSample, Sample
+from hpcjobs.run.progress import NodeSample, Sample, find_alarms, idle_s
 
 
 def node(host: str, **values: object) -> NodeSample:

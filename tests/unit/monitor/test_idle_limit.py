@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hpcjobs.run.idle_limit import IdleLimit
-from hpcjobs.run.samples import NodeSample, Sample
+from hpcjobs.run.monitor import IdleLimit
+from hpcjobs.run.progress import NodeSample, Sample
 
 BEHIND_S = -3600.0
 """The clocks of the nodes are an hour late."""

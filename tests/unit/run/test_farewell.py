@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from hpcjobs.run import farewell, index
+from hpcjobs.run import index, status
 from hpcjobs.run.index import Entry
 from hpcjobs.run.status import statuses
 from hpcjobs.scheduler.base import Scheduler
@@ -41,29 +41,29 @@ def read_statuses(entry: Entry) -> list[tuple[str, str, str | None, str | None]]
 
 def test_a_job_that_waited_or_ran_ended_with_its_cluster(job: Entry) -> None:
     wrote(job, "RUNNING")
-    farewell.end_all(CONF)
+    status.end_all(CONF)
     assert read_statuses(job) == [("7", "CANCELLED", "its cluster was taken down", "n1")]
 
 
 def test_a_job_that_wrote_its_end_has_that_one(job: Entry) -> None:
     wrote(job, "FAILED", exit_code=3, ended=9)
-    farewell.end_all(CONF)
+    status.end_all(CONF)
     assert read_statuses(job) == [("7", "FAILED", None, "n1")]
 
 
 def test_each_task_of_an_array_that_never_began_is_told(job: Entry) -> None:
     index.add(waiting := replace(job, array="0-1"))
-    farewell.end_all(CONF)
+    status.end_all(CONF)
     assert [row[:2] for row in read_statuses(waiting)] == [("7_0", "CANCELLED"), ("7_1", "CANCELLED")]
 
 
 def test_jobs_of_other_clusters_are_left_alone(job: Entry) -> None:
-    farewell.end_all("/another/slurm.conf")
+    status.end_all("/another/slurm.conf")
     with pytest.raises(AssertionError, match="was asked"):
         read_statuses(job)
 
 
 def test_nobody_is_asked_where_every_end_is_known(job: Entry) -> None:
-    farewell.end_all(CONF)
-    farewell.keep_accounts(CONF, connect=nobody)
+    status.end_all(CONF)
+    status.keep_accounts(CONF, connect=nobody)
     assert (Path(job.run_dir) / "accounting.json").exists()

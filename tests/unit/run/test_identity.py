@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Plan
 from hpcjobs.run import index
-from hpcjobs.run.accounting_file import FINAL_AFTER_S
-from hpcjobs.run.cancel import cancel
+from hpcjobs.run.control import cancel
 from hpcjobs.run.identity import is_queued
 from hpcjobs.run.index import Entry
+from hpcjobs.run.job_files import FINAL_AFTER_S
 from hpcjobs.run.listing import listing
 from hpcjobs.run.select import newest, select
 from hpcjobs.run.status import statuses

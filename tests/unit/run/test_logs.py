@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcjobs.run import merged_lines
+from hpcjobs.run import logs
+from hpcjobs.run.growing_files import Tail, find_start, line_time
 from hpcjobs.run.index import Entry
-from hpcjobs.run.log_file import Tail, find_start, line_time
-from hpcjobs.run.logs import Selection, follow, lines
-from hpcjobs.run.merged_lines import merge_ranks
+from hpcjobs.run.logs import Selection, follow, lines, merge_ranks
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, Submitted
 
 
@@ -181,7 +180,7 @@ def test_lines_of_one_rank_alone_do_not_end_the_merging_of_a_rank_that_is_behind
 
 @pytest.mark.parametrize("seed", range(5))
 def test_merging_loses_no_line_and_keeps_the_order_of_each_rank(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merged_lines, "_MOST_HELD", 7)
+    monkeypatch.setattr(logs, "_MOST_HELD", 7)
     chance = random.Random(seed)
     own: dict[str, list[str]] = {"0": [], "1": [], "2": []}
     lines = []

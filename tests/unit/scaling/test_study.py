@@ -21,7 +21,7 @@ from hpcjobs.record.names import SUBMITTED
 from hpcjobs.run.folder import output_dir
 from hpcjobs.run.handle import JobHandle
 from hpcjobs.run.index import entries
-from hpcjobs.run.samples import all_monitor_files
+from hpcjobs.run.progress import all_monitor_files
 from hpcjobs.run.submit import hand_over
 from hpcjobs.run.wait import wait
 from hpcjobs.scaling import study

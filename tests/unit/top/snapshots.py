@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from hpcjobs.run.index import Entry
-from hpcjobs.run.progress import Progress, StepProgress
-from hpcjobs.run.samples import NodeSample, Sample
+from hpcjobs.run.progress import NodeSample, Progress, Sample, StepProgress
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.top.look import Group, Snapshot, Task
 

@@ -1,0 +1,235 @@
+"""What a job wrote about itself, and the accounting records that are kept beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from hpcjobs.errors import HpcJobsWarning
+from hpcjobs.files import read_regular, write_beside
+from hpcjobs.job.array import array_indices, task_ids
+from hpcjobs.record.attempts import Attempt, read_history
+from hpcjobs.record.control import Continuation, ControlDir
+from hpcjobs.record.names import ACCOUNTING, ATTEMPTS, STATE
+from hpcjobs.record.state import StateFile, read_state_file
+from hpcjobs.run.folder import task_dir
+from hpcjobs.run.index import Entry
+from hpcjobs.scheduler.base import JobRecord
+
+T = TypeVar("T")
+
+
+def read_json(path: Path, type: type[T]) -> T | None:
+    """The content of a file of a run folder; None if it does not exist or, with a warning, if it cannot be used."""
+    return read_usable(path, lambda: msgspec.json.decode(read_regular(path), type=type))
+
+
+def read_usable(path: Path, read: Callable[[], T]) -> T | None:
+    """Call ``read``, which reads ``path``; None if it does not exist or, with a warning, if it cannot be used."""
+    try:
+        return read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        reason = str(error)
+    warnings.warn(f"{path} cannot be used: {reason}", HpcJobsWarning, stacklevel=3)
+    return None
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str | int | float]]:
+    """The text and numbers of nested mappings, keys joined by dots."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}.")
+        elif isinstance(value, str | int | float):
+            yield f"{prefix}{key}", value
+
+
+def own_ids(entry: Entry) -> list[str]:
+    """The ids of the entry's tasks: ``123`` or ``123_0 123_1 ...``."""
+    if entry.array is None:
+        return [entry.job_id]
+    if entry.task is not None:
+        return [f"{entry.job_id}_{entry.task}"]
+    return [f"{entry.job_id}_{index}" for index in array_indices(entry.array)]
+
+
+def read_state(entry: Entry, job_id: str) -> StateFile | None:
+    """What the job itself last wrote; None before its script started."""
+    path = task_dir(Path(entry.run_dir), job_id) / STATE
+    return read_usable(path, lambda: read_state_file(path))
+
+
+def all_ended(entry: Entry) -> bool:
+    """Every task of the entry has written its end itself."""
+    states = (read_state(entry, job_id) for job_id in own_ids(entry))
+    return all(state is not None and state.state.ended for state in states)
+
+
+def own_record(entry: Entry, job_id: str) -> JobRecord | None:
+    """The state file as a record; None before the script started."""
+    state = read_state(entry, job_id)
+    if state is None:
+        return None
+    elapsed = state.ended - state.started if state.ended is not None and state.started is not None else None
+    return JobRecord(
+        job_id=job_id,
+        state=state.state,
+        source="job",
+        name=entry.name,
+        node_list=state.nodes,
+        submitted=entry.submitted,
+        started=state.started,
+        ended=state.ended,
+        elapsed_s=elapsed,
+        exit_code=state.exit_code,
+        restarts=state.restarts,
+    )
+
+
+def own_records(entry: Entry) -> list[JobRecord]:
+    """The state files of the entry's tasks, as far as they have started."""
+    return [record for record in (own_record(entry, task) for task in own_ids(entry)) if record is not None]
+
+
+def read_attempts(run_dir: Path) -> list[Attempt]:
+    """The attempts, oldest first; none for a job without ``--retries``. Lines that cannot be read are left out."""
+    try:
+        return read_history(str(run_dir)).attempts
+    except NotADirectoryError:
+        return []
+    except OSError as error:
+        warnings.warn(f"{run_dir / ATTEMPTS} cannot be read: {error.strerror}", HpcJobsWarning, stacklevel=2)
+        return []
+
+
+def continuation(entry: Entry) -> Continuation:
+    """The job that ``entry`` is now, and when it was submitted."""
+    first = Continuation(entry.job_id, entry.submitted)
+    if entry.array is not None:
+        return first
+    return ControlDir(entry.run_dir).continuation() or first
+
+
+def write_continuation(entry: Entry, job: Continuation) -> None:
+    """Record that ``job`` continues ``entry``; a folder that cannot be written gives a warning."""
+    control = ControlDir(entry.run_dir)
+    try:
+        control.write_continued(job.job_id, job.submitted)
+    except OSError as error:
+        warnings.warn(
+            f"{error.filename or control.path} cannot be written: {error.strerror}", HpcJobsWarning, stacklevel=2
+        )
+
+
+def current_id(entry: Entry) -> str:
+    """The scheduler's id of the job that carries ``entry`` on."""
+    return continuation(entry).job_id
+
+
+CLOCK_TOLERANCE_S = 300.0
+"""How far the clocks of login node, controller and node may differ, and how long a submission may be repeated for."""
+FINAL_AFTER_S = 300.0
+"""Seconds after the end of a job until its accounting record is final."""
+_REQUEUE_S = 86_400.0
+
+
+def read_accounting(entry: Entry) -> list[JobRecord] | None:
+    """The records that were kept; None where there are none, or the job has started again since."""
+    path = Path(entry.run_dir) / ACCOUNTING
+    records = read_json(path, list[JobRecord])
+    if records is None or any(_started_since(entry, task, path, records) for task in own_ids(entry)):
+        return None
+    return records
+
+
+def _started_since(entry: Entry, task: str, path: Path, records: list[JobRecord]) -> bool:
+    """The task wrote later than ``path`` was, and something else than the end in ``records``: it was requeued by hand.
+
+    The times are the file server's, which makes them comparable.
+    """
+    try:
+        if os.stat(task_dir(Path(entry.run_dir), task) / STATE).st_mtime <= os.stat(path).st_mtime:
+            return False
+    except OSError:
+        return False
+    state = read_state(entry, task)
+    if state is None:
+        return False
+    own = [record for record in records if task in (*task_ids(record.job_id), record.job_id)]
+    if any(record.restarts is not None and state.restarts > record.restarts for record in own):
+        return True
+    ends = [record.ended for record in own if record.ended is not None]
+    return state.ended is None or not any(abs(state.ended - end) <= CLOCK_TOLERANCE_S for end in ends)
+
+
+def may_be_requeued(entry: Entry, records: Iterable[JobRecord]) -> bool:
+    """Slurm may still know the job, which `scontrol requeue` would start again."""
+    ends = [record.ended for record in records if record.ended is not None]
+    return entry.scheduler == "slurm" and bool(ends) and time.time() - max(ends) < _REQUEUE_S
+
+
+def are_final(entry: Entry, records: Iterable[JobRecord]) -> bool:
+    """Whether the records are final: in step with what the job wrote, or so old that nothing more will come.
+
+    In the first moments after a short job's end the accounting may lack its name, or have the end before.
+    """
+    return all(_is_final(read_state(entry, task), record) for record in records for task in task_ids(record.job_id))
+
+
+def _is_final(state: StateFile | None, record: JobRecord) -> bool:
+    if record.ended is None:
+        return True
+    if state is not None and state.started is not None and state.started > record.ended + CLOCK_TOLERANCE_S:
+        return False
+    if record.source == "scontrol":  # slurmctld itself is never late, and soon forgets the job
+        return True
+    written_end = None if state is None else state.ended
+    in_step = (
+        record.name is not None and written_end is not None and abs(written_end - record.ended) <= CLOCK_TOLERANCE_S
+    )
+    return in_step or time.time() - record.ended >= FINAL_AFTER_S
+
+
+def keep_accounting(entry: Entry, records: list[JobRecord]) -> None:
+    """Keep the records in the run folder, if that is still there and ours to write."""
+    folder = Path(entry.run_dir)
+    if entry.task is not None or not os.path.isdir(folder):
+        return
+    # Which start of the job they are about: sacct does not print it.
+    states = {record.job_id: read_state(entry, record.job_id) for record in records if record.restarts is None}
+    with_starts = [
+        record if (state := states.get(record.job_id)) is None else replace(record, restarts=state.restarts)
+        for record in records
+    ]
+    try:
+        write_beside(folder / ACCOUNTING, msgspec.json.encode(with_starts))
+    except OSError as error:
+        warnings.warn(f"{folder / ACCOUNTING} cannot be written: {error.strerror}", HpcJobsWarning, stacklevel=2)
+
+
+def drop_accounting(entry: Entry) -> None:
+    """Forget the kept records of a job that is in the queue again."""
+    with contextlib.suppress(OSError):
+        (Path(entry.run_dir) / ACCOUNTING).unlink()
+
+
+def is_closed(entry: Entry) -> bool:
+    """Accounted for, or its run folder was removed: there is nothing more to ask."""
+    try:
+        os.stat(Path(entry.run_dir) / ACCOUNTING)
+        return True
+    except (FileNotFoundError, NotADirectoryError):
+        return not os.path.lexists(entry.run_dir)
+    except OSError:
+        return False
