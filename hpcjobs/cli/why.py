@@ -79,7 +79,8 @@ def print_pending(pending: Pending) -> None:
     print(f"job {pending.job_id}{name}: {pending.state} ({pending.reason or 'no reason yet'})")
     print(f"reason: {pending.text}")
     if pending.start_estimate is not None:
-        print(f"Slurm expects it to start {describe_start(pending.start_estimate)}")
+        remark = f" ({pending.start_remark})" if pending.start_remark else ""
+        print(f"Slurm expects it to start {describe_start(pending.start_estimate)}{remark}")
     for awaited in pending.awaited:
         print(f"waits for job {awaited.job_id} ({awaited.condition}): {awaited.state or 'no longer known to Slurm'}")
     _print_jobs("ahead in the queue", pending.waiting_before)

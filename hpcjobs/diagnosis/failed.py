@@ -12,6 +12,7 @@ from hpcjobs.diagnosis.log import find_end, find_first_failure, find_host, selec
 from hpcjobs.diagnosis.matches import Match, choose_match, find_matches, is_of_program
 from hpcjobs.diagnosis.rules.python import PROGRAM_ERROR
 from hpcjobs.diagnosis.values import Diagnosis, Evidence, Failure, JobFacts, Kind, LogLine
+from hpcjobs.job.environment import OTHER_ENVIRONMENTS, find_private_installer
 from hpcjobs.scheduler.exit_text import describe_exit, signal_of
 from hpcjobs.units import human_bytes, human_duration, slurm_time
 
@@ -124,7 +125,9 @@ def values_of(facts: JobFacts, *, rank: int | None, host: str | None) -> dict[st
         "more_time": slurm_time(int(limit * 2)) if limit else "LONGER",
         "failed_node": f": {', '.join(facts.failed_nodes)}" if facts.failed_nodes else (f": {host}" if host else None),
         "canceller": f" by {facts.cancelled_by}" if facts.cancelled_by else None,
-        "python": "python",
+        "python": shlex.quote(facts.python or "python"),
+        "image": facts.image,
+        "other_python": OTHER_ENVIRONMENTS + ("; or --container IMAGE" if facts.by_hpcjobs else ""),
     }
     return {name: value for name, value in known.items() if value is not None}
 
@@ -133,10 +136,21 @@ def add_derived(values: Mapping[str, str]) -> dict[str, str]:
     """``values`` with the names that follow from a rule's own."""
     derived = dict(values)
     if module := values.get("module"):
-        derived["package"] = _PACKAGES.get(module, _PACKAGES.get(module.split(".")[0], module.split(".")[0]))
+        package = _PACKAGES.get(module, _PACKAGES.get(module.split(".")[0], module.split(".")[0]))
+        derived["package"], derived["install"] = package, _installation(package, values)
     if file := values.get("file"):
         derived["of_file"] = f": {file}"
     return derived
+
+
+def _installation(package: str, values: Mapping[str, str]) -> str:
+    """How the Python of the job gets ``package``: by pip only where that Python is the user's."""
+    if image := values.get("image"):
+        return f"add {package} to the recipe of the image {image}, and build it again: hpcjobs container build"
+    python = values["python"]
+    if find_private_installer(python) is not None:
+        return f"the job ran with {python}, the environment of hpcjobs itself: name your own with {package} for jobs"
+    return f"{python} -m pip install {package}  # the Python of the job"
 
 
 def fill_text(text: str, values: Mapping[str, str]) -> str:

@@ -25,6 +25,7 @@ from hpcjobs.run.folder import BATCH_SCRIPT
 from hpcjobs.run.identity import is_ours, is_reachable
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import own_ids, read_json, read_state
+from hpcjobs.run.select import is_own
 from hpcjobs.run.status import statuses
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import JobRecord, State
@@ -403,6 +404,7 @@ def _with_run_folder(facts: JobFacts, entry: Entry, record: JobRecord) -> JobFac
     """Add the facts of state.json and manifest.json."""
     state = read_state(entry, record.job_id)
     job: dict[str, Any] = (read_json(Path(entry.run_dir) / MANIFEST, dict[str, Any]) or {}).get("job", {})
+    container = job.get("container")
     failure = None
     if state is not None and state.first_failure is not None and record.state is not State.CANCELLED:
         first = state.first_failure
@@ -416,6 +418,8 @@ def _with_run_folder(facts: JobFacts, entry: Entry, record: JobRecord) -> JobFac
         nodes=facts.nodes or _nodes(state.nodes if state else record.node_list),
         ranks_per_node=job.get("ntasks_per_node"),
         tasks_are_ranks=job.get("launcher") not in _ONE_TASK_PER_NODE,
+        python=job.get("python") if is_own(entry) and container is None else None,
+        image=str(container.get("image")) if isinstance(container, dict) else None,
         bundled_trainer=any(str(arg).startswith(_BUNDLED) for arg in job.get("argv", [])),
     )
 

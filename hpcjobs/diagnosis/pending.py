@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from hpcjobs.diagnosis.placement import Cost, Placement, place
+from hpcjobs.diagnosis.placement import Cost, Placement, explain_late_start, place
 from hpcjobs.diagnosis.reasons import Reason, explain_reason
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.job.limits import with_policies
@@ -150,6 +150,8 @@ class Pending(msgspec.Struct, frozen=True):
     reason: str | None
     text: str
     start_estimate: float | None
+    start_remark: str | None
+    """Why the start may be another one."""
     waiting_before: tuple[Ahead, ...]
     """Jobs with a higher priority, the next one to start first."""
     running: tuple[Ahead, ...]
@@ -191,12 +193,20 @@ def explain_pending(
         reason=record.reason,
         text=reason.text,
         start_estimate=record.start_estimate,
+        start_remark=_remark_on_start(record, shown, env, runner),
         waiting_before=tuple(sorted(waiting, key=lambda job: -(job.priority or 0))),
         running=tuple(sorted(running, key=lambda job: job.time_left_s or 0.0)),
         awaited=tuple(_read_dependencies(shown.get("Dependency", ""), env, runner)),
         sooner=tuple(sooner),
         fix=tuple(fix),
     )
+
+
+def _remark_on_start(record: JobRecord, shown: Mapping[str, str], env: dict[str, str], runner: Runner) -> str | None:
+    nodes = read_count(shown.get("NumNodes", "").partition("-")[0])
+    if nodes is None:
+        return None
+    return explain_late_start(record.start_estimate, nodes, record.partition, env=env, runner=runner)
 
 
 def _with_maintenance(reason: Reason, env: dict[str, str], runner: Runner) -> Reason:

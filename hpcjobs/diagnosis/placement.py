@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,11 +14,14 @@ from hpcjobs.errors import ConfigError, RequestError
 from hpcjobs.job.models import Job, JobSpec, Layer
 from hpcjobs.job.plan import resolve_request
 from hpcjobs.processes.programs import Runner, run
-from hpcjobs.scheduler.slurm.start_estimate import Estimate, estimate_start
+from hpcjobs.scheduler.slurm.start_estimate import Estimate, count_idle_nodes, estimate_start, find_host_problem
 from hpcjobs.site import rehearsal
 from hpcjobs.site.library import find_default_site, load_site
 from hpcjobs.site.models import Partition, Site
 from hpcjobs.site.search import SHIPPED, list_sites
+
+_SOON_S = 600.0
+"""An estimate within this time is not explained: Slurm's own scheduling takes minutes."""
 
 
 class Cost(msgspec.Struct, frozen=True):
@@ -106,8 +110,14 @@ def place(job: Job, site: Site, *, runner: Runner = run) -> Placement:
     if job.scheduler == "slurm":
         if can_ask(site):
             estimate = estimate_start(job, runner=runner)
+            if "denied" in (estimate.refusal or "") and (problem := find_host_problem(job, runner=runner)) is not None:
+                estimate = Estimate(refusal=f"{estimate.refusal} ({problem})")
             without = None if estimate.start or estimate.refusal else "Slurm has no estimate"
-            remark = "; ".join(estimate.messages) or without
+            env = {"SLURM_CONF": job.slurm_conf} if job.slurm_conf else None
+            late = explain_late_start(
+                estimate.start, job.nodes + job.spare, job.resources.partition or None, env=env, runner=runner
+            )
+            remark = "; ".join(filter(None, (*estimate.messages, late or without))) or None
         else:
             remark = "no Slurm of this site answers here"
     return Placement(
@@ -120,6 +130,22 @@ def place(job: Job, site: Site, *, runner: Runner = run) -> Placement:
         cost=estimate_cost(job, site),
         remark=f"Slurm refuses it: {estimate.refusal}" if estimate.refusal else remark,
     )
+
+
+def explain_late_start(
+    start: float | None, nodes: int, partition: str | None, *, env: Mapping[str, str] | None, runner: Runner = run
+) -> str | None:
+    """Why Slurm's estimate for so many nodes may be too late: there are idle ones. None: there are not, or it is soon.
+
+    Slurm counts every job up to its time limit, and looks at waiting jobs in intervals.
+    """
+    if start is None or start - time.time() < _SOON_S:
+        return None
+    idle = count_idle_nodes(partition, env=env, runner=runner)
+    if idle < nodes:
+        return None
+    count = "1 node is" if idle == 1 else f"{idle} nodes are"
+    return f"{count} idle now: it may start sooner than Slurm's estimate, which counts every job up to its time limit"
 
 
 def can_ask(site: Site) -> bool:

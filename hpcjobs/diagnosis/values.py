@@ -91,6 +91,10 @@ class JobFacts(msgspec.Struct, frozen=True):
     bundled_trainer: bool = False
     """Exit codes have the meaning of the bundled trainers."""
     run_dir: str | None = None
+    python: str | None = None
+    """The Python of its program."""
+    image: str | None = None
+    """The container image that its program ran in."""
 
 
 class Diagnosis(msgspec.Struct, frozen=True):

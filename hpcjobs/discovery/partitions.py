@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hpcjobs.discovery.facts import Association, ClusterFacts, NodeFacts, PartitionInfo
 from hpcjobs.discovery.proposal import Omission, PartitionEntry
-from hpcjobs.runtime.hostlist import hosts_of
+from hpcjobs.scheduler.slurm.start_estimate import submit_host_problem
 from hpcjobs.site.checks import check_name, check_slurm_name
 from hpcjobs.units import LEAST_BARE_MEMORY, time_limit_s
 
@@ -116,10 +116,8 @@ def unusable_reason(partition: PartitionInfo, nodes: Sequence[NodeFacts], cluste
         return "MaxNodes=0: it takes no jobs"
     if partition.allow_groups is not None and not cluster.user_groups & {*partition.allow_groups}:
         return f"AllowGroups={','.join(partition.allow_groups)}: you are in none of them"
-    if partition.alloc_nodes is not None:
-        host = cluster.host.partition(".")[0]
-        if host not in hosts_of(partition.alloc_nodes):
-            return f"AllocNodes={partition.alloc_nodes}: jobs are submitted from these hosts, and this is {host}"
+    if (problem := submit_host_problem(partition.alloc_nodes or "", cluster.host)) is not None:
+        return problem
     if not nodes:
         return "scontrol shows none of its nodes (of cloud nodes that are off, only where PrivateData has cloud)"
     return None

@@ -7,12 +7,18 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 from hpcjobs.errors import RequestError
 from hpcjobs.job.launch import Raw
 from hpcjobs.job.models import Inside, Job
 from hpcjobs.runtime.exits import ExitCode
 from hpcjobs.site.models import Environment, Site
+
+OTHER_ENVIRONMENTS = "`environment` (venv or conda), `modules` or `python` of the site file"
+"""How a user names the Python of the jobs, for messages."""
+_RECEIPTS = {"pipx_metadata.json": "pipx", "uv-receipt.toml": "uv tool"}
+"""Files that installers of single programs leave in the environments that they make for each."""
 
 
 def choose_python(site: Site) -> str:
@@ -21,6 +27,14 @@ def choose_python(site: Site) -> str:
         return site.python
     # Not an absolute path: the activated environment puts its own first in PATH.
     return "python" if site.environment.conda or site.environment.venv else sys.executable
+
+
+def find_private_installer(python: str) -> str | None:
+    """What made the environment of ``python`` for hpcjobs alone: it has none of the user's packages."""
+    folder = Path(python).parent.parent
+    if folder.parent.name == "installed" and folder.parent.parent.name == "hpcjobs":
+        return "hpcjobs --remote"
+    return next((name for file, name in _RECEIPTS.items() if (folder / file).is_file()), None)
 
 
 def choose_node_python(site: Site) -> str:

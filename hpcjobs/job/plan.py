@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -16,11 +18,12 @@ from hpcjobs.data import data_folder
 from hpcjobs.errors import HpcJobsWarning, RequestError
 from hpcjobs.files import file_name
 from hpcjobs.job.batch import batch_layers
+from hpcjobs.job.environment import OTHER_ENVIRONMENTS, find_private_installer
 from hpcjobs.job.fault_tolerance import avoided_on
 from hpcjobs.job.layers import checked_spec, make_spec, user_settings
 from hpcjobs.job.limits import with_policies
 from hpcjobs.job.models import Job, JobSpec, Layer, Plan
-from hpcjobs.job.program import misspelt_trainer, options_of_submit
+from hpcjobs.job.program import TRAINER_MODULE, is_importable, misspelt_trainer, options_of_submit
 from hpcjobs.job.project import split_programs, with_project
 from hpcjobs.job.resolve import resolve
 from hpcjobs.job.script import SUFFIX, render, template_folders
@@ -154,6 +157,7 @@ def notes(job: Job) -> Iterator[str]:
     for node, why in job.left_out.items():
         yield f"leaves out {node}: {why}; hpcjobs nodes --clear {node} forgets it"
     yield from _options_of_script(job)
+    yield from _python_of_hpcjobs(job)
     yield from _own_checkpoints(job)
     for arg, _ in _options_after_program(job):
         yield f"warning: {arg} comes after the program, which gets it; options of submit come before the program"
@@ -179,6 +183,42 @@ def _options_of_script(job: Job) -> Iterator[str]:
     for field in ("output", "error"):
         if field in job.sources:
             yield f"--{field} ({job.sources[field]}) is left out: `hpcjobs logs` prints the output, of the run folder"
+
+
+def _python_of_hpcjobs(job: Job) -> Iterator[str]:
+    """A program of Python that gets the environment of hpcjobs because nothing names another: what it would lack."""
+    is_ours = job.python == sys.executable and job.argv[0] == job.python and job.container is None
+    if not is_ours or job.prologue or job.batch_script is not None:
+        return
+    lacks = [name for name in _find_imports(job) if not is_importable(name, _folder_of_program(job))]
+    installer = find_private_installer(job.python)
+    if not lacks and installer is None:
+        return
+    made = f", which {installer} made for hpcjobs alone" if installer else ""
+    without = f"; {job.name} imports {', '.join(lacks)}, which it lacks" if lacks else ""
+    yield (
+        f"{'warning: ' if lacks else ''}the job runs with {job.python}{made}{without}. "
+        f"{OTHER_ENVIRONMENTS} names another; or use --container IMAGE"
+    )
+
+
+def _find_imports(job: Job) -> list[str]:
+    """Packages without which the program cannot start, as far as it says so before anything else."""
+    if any(arg.startswith(TRAINER_MODULE) for arg in job.argv[1:5]):
+        return ["torch"]
+    try:
+        statements = ast.parse(_source(job) or "").body
+    except (SyntaxError, ValueError):
+        return []  # the program says so itself
+    names = [alias.name for each in statements if isinstance(each, ast.Import) for alias in each.names]
+    names += [each.module for each in statements if isinstance(each, ast.ImportFrom) and each.module and not each.level]
+    return list(dict.fromkeys(name.partition(".")[0] for name in names))
+
+
+def _folder_of_program(job: Job) -> Path:
+    """The folder whose modules the program can import."""
+    file = job.argv[2] if len(job.argv) > 2 and job.argv[2].endswith(".py") else "."
+    return Path(job.chdir, file).parent if file != "." else Path(job.chdir)
 
 
 def _own_checkpoints(job: Job) -> Iterator[str]:

@@ -103,7 +103,7 @@ def default_name(program: tuple[str, ...]) -> str:
 
 
 _UNCHECKED = "--no-check submits it anyway"
-_TRAINER_MODULE = "hpcjobs.trainers."
+TRAINER_MODULE = "hpcjobs.trainers."
 
 
 def check_program(program: Sequence[str], site: Site, *, python: str, chdir: Path, in_image: bool) -> None:
@@ -113,7 +113,7 @@ def check_program(program: Sequence[str], site: Site, *, python: str, chdir: Pat
         RequestError: the program would fail at its start; what it would say.
     """
     first, *arguments = program
-    if (trainer := first.removeprefix(_TRAINER_MODULE)) in trainers():
+    if (trainer := first.removeprefix(TRAINER_MODULE)) in trainers():
         check_trainer(trainer, arguments)
     elif site.scheduler == "local" and not (in_image or site.modules or site.setup or "PATH" in site.env):
         _check_existence(first, python=python, chdir=chdir)
@@ -143,7 +143,7 @@ def check_trainer(trainer: str, arguments: Sequence[str]) -> None:
 
 def print_trainer_help(program: Sequence[str]) -> bool:
     """Print the flags of a bundled trainer if ``program`` asks for them (``ddp --help``); whether it does."""
-    trainer = program[0].removeprefix(_TRAINER_MODULE) if program else ""
+    trainer = program[0].removeprefix(TRAINER_MODULE) if program else ""
     if trainer not in trainers() or not {"-h", "--help"} & set(program[1:]):
         return False
     from hpcjobs.trainers import run
@@ -183,11 +183,12 @@ def _check_existence(first: str, *, python: str, chdir: Path) -> None:
     if not is_module and shutil.which(first) is None:
         raise RequestError(f"program {first}: no such command on this machine", hint=_UNCHECKED)
     package = first.partition(".")[0]
-    if is_module and python == sys.executable and not _is_importable(package, chdir) and shutil.which(first) is None:
+    if is_module and python == sys.executable and not is_importable(package, chdir) and shutil.which(first) is None:
         raise RequestError(f"program {first}: no module {package!r} here, and no such command", hint=_UNCHECKED)
 
 
-def _is_importable(package: str, chdir: Path) -> bool:
+def is_importable(package: str, chdir: Path) -> bool:
+    """Whether a program in the folder ``chdir`` that this Python runs can import ``package``."""
     folders = [chdir, *(Path(text) for text in os.environ.get("PYTHONPATH", "").split(os.pathsep) if text)]
     if any((folder / package).is_dir() or (folder / f"{package}.py").is_file() for folder in folders):
         return True

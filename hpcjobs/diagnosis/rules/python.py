@@ -14,8 +14,8 @@ PYTHON: tuple[Rule, ...] = (
         r"(?:ModuleNotFoundError|ImportError): No module named ['\"]?(?P<module>[\w.]+)"
         r"|No module named (?P<module2>[\w.]+)$",
         "The Python module {module} is not installed where the job runs",
-        "{python} -m pip install {package}  # in the environment of the job",
-        "or name one that has it: `environment` or `modules` of the site file",
+        "{install}",
+        "or name a Python that has it: {other_python}",
     ),
     rule(
         "python-import-failed",

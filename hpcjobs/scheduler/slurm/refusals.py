@@ -28,7 +28,10 @@ HINTS: tuple[tuple[str, str], ...] = (
         "user's group not permitted",
         "the partition is for certain groups: `scontrol show partition` names them (AllowGroups)",
     ),
-    ("access/permission denied", "your user may not do this here: ask the administrators, with this message"),
+    (
+        "access/permission denied",
+        "your user may not do this here, or not from this host: `scontrol show partition` has AllowGroups, AllocNodes",
+    ),
     (
         "access denied to requested reservation",
         f"your user or account is not among the reservation's; {_RESERVATION}",

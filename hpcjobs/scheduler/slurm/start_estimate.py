@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from hpcjobs.job.directives import sbatch_options
 from hpcjobs.job.models import Job
 from hpcjobs.processes.programs import Runner, run
+from hpcjobs.runtime.hostlist import hosts_of
+from hpcjobs.scheduler.slurm.fields import read_shown
 from hpcjobs.site.resources import is_option_where
 
 _EXPECTED_START = re.compile(r"\bstart(?:s|ing)?(?: ?time)?(?:[:=]| at| is)\s*(\S+?)[,.;]?(?:\s|$)", re.IGNORECASE)
 _PREFIX = re.compile(r"^(?:sbatch: )?(?:error: )?(?:allocation failure: )?")
+
+
+_IDLE = ("idle", "idle~")
+"""Nodes that can take a job, the second ones once they are powered up."""
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -50,6 +57,42 @@ def ask_sbatch(
     # A plugin of the site (job_submit) says why before sbatch's own line.
     texts = dict.fromkeys(text for line in lines if (text := _PREFIX.sub("", line.strip())))
     return Estimate(refusal="; ".join(texts) if texts else f"sbatch ended with exit code {answer.code}")
+
+
+def submit_host_problem(alloc_nodes: str, host: str) -> str | None:
+    """Why ``host`` may not submit to a partition with these AllocNodes, as scontrol prints them; None: it may."""
+    if alloc_nodes.upper() in ("", "ALL", "(NULL)"):
+        return None
+    names = {name.partition(".")[0] for name in hosts_of(alloc_nodes)}
+    if (host := host.partition(".")[0]) in names:
+        return None
+    return f"AllocNodes={alloc_nodes}: jobs are submitted from these hosts, and this is {host}"
+
+
+def find_host_problem(job: Job, *, runner: Runner = run) -> str | None:
+    """Why none of the partitions of ``job`` takes jobs from this host; None: one does, or Slurm does not say."""
+    env = {"SLURM_CONF": job.slurm_conf} if job.slurm_conf else None
+    problems = []
+    for name in (job.resources.partition or "").split(","):
+        answer = runner(["scontrol", "--oneliner", "show", "partition", name], env=env) if name else None
+        if answer is None or answer.code != 0:
+            return None
+        if (problem := submit_host_problem(read_shown(answer.out).get("AllocNodes", ""), os.uname().nodename)) is None:
+            return None
+        problems.append(f"partition {name}: {problem}")
+    return "; ".join(problems)
+
+
+def count_idle_nodes(partition: str | None, *, env: Mapping[str, str] | None, runner: Runner = run) -> int:
+    """Nodes of one of these partitions that are idle now, neither planned for another job nor reserved."""
+    named = [f"--partition={partition}"] if partition else []
+    answer = runner(["sinfo", "--noheader", "--format=%R %D %T", *named], env=env)
+    counts: dict[str, int] = {}
+    for line in answer.out.splitlines() if answer.code == 0 else ():
+        name, nodes, state = [*line.split(), "", "", ""][:3]
+        if state in _IDLE and nodes.isdecimal():
+            counts[name] = counts.get(name, 0) + int(nodes)
+    return max(counts.values(), default=0)
 
 
 def parse_start(text: str) -> float | None:

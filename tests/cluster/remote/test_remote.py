@@ -46,6 +46,8 @@ def test_a_job_is_submitted_followed_and_fetched_with_every_argument_as_it_was_t
         "submit", "--site", "far", "--name", "words", "--env", "END=7", "--follow", "show.py", *HOSTILE
     )
     assert answer.code == 7, answer
+    assert "/hpcjobs/installed/" in answer.err, "the job gets the environment of hpcjobs alone, and says so"
+    assert "which hpcjobs --remote made for hpcjobs alone" in answer.err
     lines = [line for line in answer.out.splitlines() if line.startswith("[")]
     assert lines == [f"{json.dumps(HOSTILE)} False"]
     assert "Welcome" not in answer.out

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import pytest
 
+from hpcjobs.cli.why import print_pending
 from hpcjobs.diagnosis.pending import explain_pending
 from hpcjobs.diagnosis.reasons import REASONS, explain_reason
 from hpcjobs.processes.programs import Result
@@ -122,6 +124,18 @@ def test_only_what_starts_sooner_than_the_waiting_job_itself_is_suggested(
     explained = explain_pending(record, runner=answer)
     assert list(dict.fromkeys(row.partition for row in explained.sooner)) == partitions
     assert bool(explained.fix) == bool(partitions)
+
+
+@pytest.mark.parametrize(("idle", "remark"), [(1, False), (2, True)])
+def test_an_estimate_of_hours_is_explained_while_enough_nodes_are_idle(
+    idle: int, remark: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm = Slurm(scontrol="JobId=20 Priority=1 NumNodes=2-2 JobState=PENDING\n", sinfo=f"gpu {idle} idle\n", squeue="")
+    record = msgspec.structs.replace(pending("Priority"), start_estimate=time.time() + 14 * 3600)
+    print_pending(explain_pending(record, runner=slurm))
+    out = capsys.readouterr().out
+    assert "Slurm expects it to start in 1" in out
+    assert ("(2 nodes are idle now: it may start sooner" in out) is remark
 
 
 def test_a_job_that_reaches_into_a_maintenance_is_told_its_begin_and_a_time_limit_that_ends_before() -> None:

@@ -69,9 +69,28 @@ def test_what_the_line_names_is_in_the_text_and_in_the_command() -> None:
     assert diagnosis.fix[0].startswith("python -m pip install scikit-learn")
 
 
+@pytest.mark.parametrize(
+    ("facts", "advice"),
+    [
+        (JobFacts("7", python="/home/me/venv/bin/python"), "/home/me/venv/bin/python -m pip install scikit-learn"),
+        (
+            JobFacts("7", python="/home/me/.local/share/hpcjobs/installed/0.1-a.B/bin/python", by_hpcjobs=True),
+            "the job ran with /home/me/.local/share/hpcjobs/installed/0.1-a.B/bin/python, the environment of hpcjobs",
+        ),
+        (JobFacts("7", image="/images/t.sif", by_hpcjobs=True), "add scikit-learn to the recipe of the image /images/"),
+    ],
+)
+def test_a_missing_module_is_installed_where_the_job_looks_for_it(facts: JobFacts, advice: str) -> None:
+    """Not by pip into the environment of hpcjobs itself, nor where an image has the program's Python."""
+    fix = explain("ModuleNotFoundError: No module named 'sklearn.svm'", facts=facts).fix
+    assert fix[0].startswith(advice)
+    assert "`environment` (venv or conda)" in fix[1]
+    assert (" pip " in "".join(fix)) is ("venv/bin" in advice)
+
+
 def test_no_placeholder_of_a_rule_is_unknown() -> None:
     of_the_job = {*("again", "job", "site", "host", "rank", "nodes", "run_dir", "requested_memory", "more_memory")}
-    of_the_job |= {*("python", "time_limit", "more_time", "package", "of_file")}
+    of_the_job |= {*("python", "time_limit", "more_time", "package", "of_file", "install", "other_python")}
     for rule in RULES:
         own = {name.rstrip("0123456789") for name in rule.pattern.groupindex}
         used = set(re.findall(r"\{(\w+)\}", " ".join((rule.text, *rule.fix))))
