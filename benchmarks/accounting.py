@@ -81,11 +81,11 @@ def _job(draw: random.Random, job: int, submitted: int, longest_s: int) -> Itera
 
 def run_hpcjobs(path: str) -> int:
     """The whole way of `hpcjobs report jobs --by user`, from the first byte."""
-    from hpcjobs.accounting.columns import Doubts
-    from hpcjobs.accounting.derive import derive
-    from hpcjobs.accounting.fold import fold
-    from hpcjobs.accounting.sacct import frames
-    from hpcjobs.accounting.totals import NEEDED, totals
+    from hpcjobs.jobstats.columns import Doubts
+    from hpcjobs.jobstats.derive import derive
+    from hpcjobs.jobstats.fold import fold
+    from hpcjobs.jobstats.sacct import frames
+    from hpcjobs.jobstats.totals import NEEDED, totals
     from hpcjobs.scheduler.slurm.table import Table
     from hpcjobs.site.library import load_site
 
@@ -199,10 +199,10 @@ def measure(rows: int, rounds: int, folder: Path, reportseff: str | None) -> boo
 
 def run_days(folder: str) -> int:
     """`hpcjobs report jobs --by user --since 30d`; sacct's rows lie in ``folder``, a file per hour of submission."""
-    from hpcjobs.accounting import totals
-    from hpcjobs.accounting.columns import choose, order
-    from hpcjobs.accounting.sacct import AccountingQuery, Sacct
-    from hpcjobs.accounting.sources import JobFilter
+    from hpcjobs.jobstats import totals
+    from hpcjobs.jobstats.columns import choose, order
+    from hpcjobs.jobstats.sacct import AccountingQuery, Sacct
+    from hpcjobs.jobstats.sources import JobFilter
     from hpcjobs.processes.programs import Result
     from hpcjobs.site.models import Site
 
@@ -262,7 +262,7 @@ def second_report(rows: int, rounds: int, folder: Path) -> None:
 
 def run_nothing(path: str) -> int:
     """What every report imports."""
-    from hpcjobs.accounting import totals
+    from hpcjobs.jobstats import totals
 
     return len(totals.GROUPS)
 

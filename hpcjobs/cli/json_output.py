@@ -316,7 +316,7 @@ def _jobs() -> Any:
 
 
 def _load() -> Any:
-    from hpcjobs.accounting.load_page import NodeLoad
+    from hpcjobs.jobstats.load_page import NodeLoad
 
     return make_type(
         "LoadReport", "Means and the peak of each node, and the page.", nodes=list_of(derive(NodeLoad)), page=str
@@ -422,7 +422,7 @@ def _scaling() -> Any:
 
 
 def _advice() -> Any:
-    from hpcjobs.accounting.advice import Advice
+    from hpcjobs.jobstats.advice import Advice
     from hpcjobs.scaling.right_size import StartEstimates
 
     starts = derive(StartEstimates, as_requested=Time, as_advised=Time)
@@ -443,7 +443,7 @@ def _site_draft() -> Any:
 
 
 def _job_rows() -> Any:
-    from hpcjobs.accounting.columns import COLUMNS
+    from hpcjobs.jobstats.columns import COLUMNS
 
     kinds: dict[str, Any] = {"text": str, "whole": int, "real": float, "time": Time}
     fields = {name: kinds[kind] | None for name, (kind, _) in COLUMNS.items()}

@@ -20,7 +20,7 @@ from hpcjobs.units import format_count, format_number
 if TYPE_CHECKING:
     import polars as pl
 
-    from hpcjobs.accounting.sources import AccountingTable, JobFilter
+    from hpcjobs.jobstats.sources import AccountingTable, JobFilter
     from hpcjobs.scaling.comparison import BoundCheck
 
 
@@ -38,9 +38,9 @@ def print_jobs(frame: pl.DataFrame, attempts: pl.DataFrame) -> None:
     """One row per job with its advice, and the sums over all their attempts."""
     import polars as pl
 
-    from hpcjobs.accounting.advice import JobUsage, advise
-    from hpcjobs.accounting.derive import joint_energy_source, known_sum
-    from hpcjobs.accounting.totals import totals
+    from hpcjobs.jobstats.advice import JobUsage, advise
+    from hpcjobs.jobstats.derive import joint_energy_source, known_sum
+    from hpcjobs.jobstats.totals import totals
 
     if frame.is_empty():
         print("no jobs")
@@ -58,7 +58,7 @@ def print_jobs(frame: pl.DataFrame, attempts: pl.DataFrame) -> None:
 
 
 def _cells(job: dict[str, Any]) -> list[str]:
-    from hpcjobs.accounting.columns import format_energy
+    from hpcjobs.jobstats.columns import format_energy
     from hpcjobs.units import human_duration
 
     def span(value: float | None) -> str:
@@ -112,7 +112,7 @@ def print_totals(frame: pl.DataFrame, by: Sequence[str]) -> None:
         "ENERGY",
         "COST",
     ]
-    from hpcjobs.accounting.columns import format_energy
+    from hpcjobs.jobstats.columns import format_energy
     from hpcjobs.units import human_duration
 
     def cells(row: dict[str, Any]) -> list[str]:
@@ -160,10 +160,10 @@ def jobs(
 ) -> None:
     """Report on jobs from the accounting: waits, efficiencies, energy, cost, and what to request next time."""
     require_packages("polars")
-    from hpcjobs.accounting.columns import Doubts
-    from hpcjobs.accounting.sources import JobFilter, gather
-    from hpcjobs.accounting.totals import parse_since
     from hpcjobs.errors import RequestError, UnknownJobError, nearest
+    from hpcjobs.jobstats.columns import Doubts
+    from hpcjobs.jobstats.sources import JobFilter, gather
+    from hpcjobs.jobstats.totals import parse_since
     from hpcjobs.scheduler.base import State
     from hpcjobs.site.library import default_site
     from hpcjobs.user import user_name
@@ -226,8 +226,8 @@ def _write_table(frame: pl.DataFrame, *, csv: Path | None, parquet: Path | None)
 
 
 def _print_sums(job_filter: JobFilter, site: str | None, *, by: str, as_json: bool, doubts: Any) -> None:
-    from hpcjobs.accounting.totals import sum_by_group
     from hpcjobs.errors import RequestError
+    from hpcjobs.jobstats.totals import sum_by_group
 
     names = by.split(",")
     if len(names) > 2 or len(set(names)) < len(names):
@@ -335,8 +335,8 @@ def load(
 ) -> None:
     """Report on the load of a job's nodes: GPU, CPU and memory over time, as a page (HTML, PNG, SVG)."""
     require_packages("matplotlib")
-    from hpcjobs.accounting import load_page
     from hpcjobs.errors import RequestError
+    from hpcjobs.jobstats import load_page
     from hpcjobs.run.monitor import samples_dir
     from hpcjobs.run.progress import all_samples, monitor_files
     from hpcjobs.run.select import select_one

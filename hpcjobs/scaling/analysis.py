@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from hpcjobs.accounting.derive import joint_energy_source
 from hpcjobs.errors import RequestError
+from hpcjobs.jobstats.derive import joint_energy_source
 from hpcjobs.scaling.fits import LAWS, Fit, Interval, choose, find_possible, fit, geometric_mean, mean_ratio
 from hpcjobs.scaling.runs import find_mixtures
 from hpcjobs.units import format_number

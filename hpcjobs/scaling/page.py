@@ -8,7 +8,7 @@ from typing import Final
 
 import polars as pl
 
-from hpcjobs.accounting.columns import format_energy
+from hpcjobs.jobstats.columns import format_energy
 from hpcjobs.pages import figures, render
 from hpcjobs.pages.save import save_csv, save_parquet, save_text
 from hpcjobs.scaling import plots

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from hpcjobs.accounting.advice import Advice, JobUsage, advise
-from hpcjobs.accounting.sources import JobFilter, gather
+from hpcjobs.jobstats.advice import Advice, JobUsage, advise
+from hpcjobs.jobstats.sources import JobFilter, gather
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.record.names import MANIFEST
 from hpcjobs.run.select import is_known_configuration, select

@@ -9,8 +9,8 @@ from typing import Any, Final
 import msgspec
 import polars as pl
 
-from hpcjobs.accounting.sources import JobFilter, gather
 from hpcjobs.job.array import task_ids
+from hpcjobs.jobstats.sources import JobFilter, gather
 from hpcjobs.run.job_files import read_json
 from hpcjobs.runtime.summary import SUMMARY_FILE, Quantiles, Throughput
 from hpcjobs.scaling.study import Mode, Study, StudyRun

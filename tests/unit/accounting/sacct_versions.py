@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hpcjobs.accounting.columns import SACCT_COLUMNS
+from hpcjobs.jobstats.columns import SACCT_COLUMNS
 from hpcjobs.processes.programs import Result
 
 DATA = Path(__file__).parents[2] / "data" / "sacct"

@@ -10,12 +10,12 @@ import polars as pl
 import pytest
 from sacct_versions import BEGUN, DATA, SEPARATOR, FakeSacct, printed, row, step
 
-from hpcjobs.accounting.columns import COLUMNS, SACCT_COLUMNS, Doubts, choose, order
-from hpcjobs.accounting.dataframe import to_pandas
-from hpcjobs.accounting.derive import derive, merge_attempts, number_uses
-from hpcjobs.accounting.fold import fold
-from hpcjobs.accounting.sacct import AccountingQuery, Sacct, frames
 from hpcjobs.errors import SchedulerError
+from hpcjobs.jobstats.columns import COLUMNS, SACCT_COLUMNS, Doubts, choose, order
+from hpcjobs.jobstats.dataframe import to_pandas
+from hpcjobs.jobstats.derive import derive, merge_attempts, number_uses
+from hpcjobs.jobstats.fold import fold
+from hpcjobs.jobstats.sacct import AccountingQuery, Sacct, frames
 from hpcjobs.scheduler.base import State
 from hpcjobs.scheduler.slurm.table import Table
 from hpcjobs.site.models import NodeShape, Partition, Prices, Site, Watts

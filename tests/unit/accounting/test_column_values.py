@@ -5,8 +5,8 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from hpcjobs.accounting.columns import Doubts
-from hpcjobs.accounting.fold import clock_s, known_text, read_counts, read_sizes, read_usage
+from hpcjobs.jobstats.columns import Doubts
+from hpcjobs.jobstats.fold import clock_s, known_text, read_counts, read_sizes, read_usage
 from hpcjobs.scheduler.slurm import fields
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import polars as pl
 import pytest
 
-from hpcjobs.accounting.derive import SCHEMA
-from hpcjobs.accounting.usage import add_gpu_usage, read_gpu_usage
 from hpcjobs.job.plan import plan
+from hpcjobs.jobstats.derive import SCHEMA
+from hpcjobs.jobstats.usage import add_gpu_usage, read_gpu_usage
 from hpcjobs.processes.programs import Result
 from hpcjobs.run import folder
 from hpcjobs.runtime.summary import MONITOR_SCHEMA, Load, MetricsLog

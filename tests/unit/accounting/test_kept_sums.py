@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from sacct_versions import FakeSacct, row, step
 
-from hpcjobs.accounting import totals
-from hpcjobs.accounting.sacct import AccountingQuery, Sacct
-from hpcjobs.accounting.sources import JobFilter
+from hpcjobs.jobstats import totals
+from hpcjobs.jobstats.sacct import AccountingQuery, Sacct
+from hpcjobs.jobstats.sources import JobFilter
 from hpcjobs.site.models import Site
 
 NOON = int((datetime.now().replace(hour=12, minute=0, second=0, microsecond=0) - timedelta(days=4)).timestamp())
@@ -40,7 +40,7 @@ class Clusters:
         yield from self.fake.stream(argv, env=env)
         self.fake.rows = everything
 
-    def ask(self, *by: str, since: float) -> tuple[int, list[dict[str, object]]]:
+    def total(self, *by: str, since: float) -> tuple[int, list[dict[str, object]]]:
         before = len(self.fake.queries)
         table = totals.sum_by_group(JobFilter(since=since), by=by, site="tu-hpc").jobs
         return len(self.fake.queries) - before, table.sort(by).to_dicts()
@@ -63,10 +63,10 @@ def test_a_second_report_asks_about_the_open_hours_alone_and_has_the_same_sums(
     here: Path, monkeypatch: pytest.MonkeyPatch, by: tuple[str, ...]
 ) -> None:
     cluster = Clusters(monkeypatch, jobs())
-    asked, first = cluster.ask(*by, since=NOON)
-    assert asked == 5
-    asked, second = cluster.ask(*by, since=NOON)
-    assert asked == 1
+    questions, first = cluster.total(*by, since=NOON)
+    assert questions == 5
+    questions, second = cluster.total(*by, since=NOON)
+    assert questions == 1
     assert second == first
     assert sum(int(str(one["jobs"])) for one in first) == 8
 
@@ -76,16 +76,16 @@ def test_a_report_that_begins_before_what_is_kept_knows_which_attempts_were_put_
 ) -> None:
     """Kept from the second day on, the second attempt looks like a job; from the first day on it follows a failure."""
     cluster = Clusters(monkeypatch, jobs()[:4])
-    _, late = cluster.ask("user", since=NOON + 86400)
-    _, early = cluster.ask("user", since=NOON)
+    _, late = cluster.total("user", since=NOON + 86400)
+    _, early = cluster.total("user", since=NOON)
     assert [(one["jobs"], one["failed"]) for one in (*late, *early)] == [(1, 0), (1, 0)]
-    _, late = cluster.ask("user", since=NOON + 86400)
+    _, late = cluster.total("user", since=NOON + 86400)
     assert [(one["jobs"], one["failed"]) for one in late] == [(1, 0)]
 
 
 def test_sums_of_two_filters_are_kept_apart(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Clusters(monkeypatch, jobs())
-    _, everybody = cluster.ask("user", since=NOON)
+    _, everybody = cluster.total("user", since=NOON)
     table = totals.sum_by_group(JobFilter(since=NOON, account="other"), by=["user"], site="tu-hpc").jobs
     assert len(everybody) == 3
     assert table.is_empty()

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from sacct_versions import BEGUN, SEPARATOR, FakeSacct, printed, row, step
 
-from hpcjobs.accounting.columns import SACCT_COLUMNS, Doubts
-from hpcjobs.accounting.fold import fold
-from hpcjobs.accounting.sacct import AccountingQuery, Sacct, frames
+from hpcjobs.jobstats.columns import SACCT_COLUMNS, Doubts
+from hpcjobs.jobstats.fold import fold
+from hpcjobs.jobstats.sacct import AccountingQuery, Sacct, frames
 from hpcjobs.scheduler.slurm.table import Table
 
 JOBS = 500_000

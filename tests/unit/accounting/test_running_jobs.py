@@ -8,13 +8,13 @@ import polars as pl
 import pytest
 from sacct_versions import BEGUN, SEPARATOR, printed, row, step
 
-from hpcjobs.accounting.columns import SACCT_COLUMNS, Doubts
-from hpcjobs.accounting.derive import derive
-from hpcjobs.accounting.fold import fold
-from hpcjobs.accounting.sacct import frames
-from hpcjobs.accounting.totals import totals
-from hpcjobs.accounting.usage import add_running_usage
 from hpcjobs.errors import CommandMissingError
+from hpcjobs.jobstats.columns import SACCT_COLUMNS, Doubts
+from hpcjobs.jobstats.derive import derive
+from hpcjobs.jobstats.fold import fold
+from hpcjobs.jobstats.sacct import frames
+from hpcjobs.jobstats.totals import totals
+from hpcjobs.jobstats.usage import add_running_usage
 from hpcjobs.processes.programs import Result
 from hpcjobs.scheduler.slurm.table import Table
 from hpcjobs.site.models import NodeShape, Partition, Site

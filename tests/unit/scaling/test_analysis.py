@@ -10,9 +10,9 @@ from typing import Any
 import polars as pl
 import pytest
 
-from hpcjobs.accounting.derive import SCHEMA
-from hpcjobs.accounting.sources import AccountingTable
 from hpcjobs.errors import RequestError
+from hpcjobs.jobstats.derive import SCHEMA
+from hpcjobs.jobstats.sources import AccountingTable
 from hpcjobs.runtime.summary import Quantiles, RunSummary, Throughput
 from hpcjobs.scaling import comparison, page, plots, right_size
 from hpcjobs.scaling import runs as scaling_runs

@@ -9,12 +9,12 @@ from typing import Final, NamedTuple
 
 import polars as pl
 
-from hpcjobs.accounting.cache import Window, days, following, query_folder, read_parquet, write_parquet
-from hpcjobs.accounting.columns import Doubts
-from hpcjobs.accounting.derive import JOB_KEY, MEASURED_J, PUT_BACK, REQUEUE_S, derive, known_sum
-from hpcjobs.accounting.sources import AccountingTable, JobFilter, filter_jobs, gather, open_sacct
-from hpcjobs.accounting.usage import add_running_usage
 from hpcjobs.errors import RequestError, SchedulerError, nearest
+from hpcjobs.jobstats.cache import Window, days, following, query_folder, read_parquet, write_parquet
+from hpcjobs.jobstats.columns import Doubts
+from hpcjobs.jobstats.derive import JOB_KEY, MEASURED_J, PUT_BACK, REQUEUE_S, derive, known_sum
+from hpcjobs.jobstats.sources import AccountingTable, JobFilter, filter_jobs, gather, open_sacct
+from hpcjobs.jobstats.usage import add_running_usage
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Site
 from hpcjobs.units import walltime_s

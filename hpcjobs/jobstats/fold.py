@@ -17,7 +17,7 @@ from typing import Final
 
 import polars as pl
 
-from hpcjobs.accounting.columns import Doubts
+from hpcjobs.jobstats.columns import Doubts
 from hpcjobs.scheduler.base import State
 from hpcjobs.scheduler.slurm.fields import (
     NO_NUMBER,

@@ -7,9 +7,9 @@ from typing import Any
 import pandas as pd
 import polars as pl
 
-from hpcjobs.accounting.columns import COLUMNS
-from hpcjobs.accounting.sources import JobFilter, gather
-from hpcjobs.accounting.totals import parse_since
+from hpcjobs.jobstats.columns import COLUMNS
+from hpcjobs.jobstats.sources import JobFilter, gather
+from hpcjobs.jobstats.totals import parse_since
 from hpcjobs.site.models import Site
 
 _REPEATING = (

@@ -13,12 +13,12 @@ from typing import NamedTuple
 import msgspec
 import polars as pl
 
-from hpcjobs.accounting.columns import Doubt, Doubts
-from hpcjobs.accounting.derive import JOB_KEY, REQUEUE_S, SCHEMA, USE, derive, merge_attempts, number_uses
-from hpcjobs.accounting.sacct import AccountingQuery, Sacct
-from hpcjobs.accounting.usage import add_goodput, add_gpu_usage, add_running_usage
 from hpcjobs.errors import SchedulerError
 from hpcjobs.job.array import task_ids
+from hpcjobs.jobstats.columns import Doubt, Doubts
+from hpcjobs.jobstats.derive import JOB_KEY, REQUEUE_S, SCHEMA, USE, derive, merge_attempts, number_uses
+from hpcjobs.jobstats.sacct import AccountingQuery, Sacct
+from hpcjobs.jobstats.usage import add_goodput, add_gpu_usage, add_running_usage
 from hpcjobs.processes.programs import run
 from hpcjobs.record.names import MANIFEST
 from hpcjobs.run import index

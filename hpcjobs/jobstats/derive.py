@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from hpcjobs.accounting.columns import COLUMNS
+from hpcjobs.jobstats.columns import COLUMNS
 from hpcjobs.site.models import Site
 
 PUT_BACK = ("REQUEUED", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL")

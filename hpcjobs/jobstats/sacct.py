@@ -18,10 +18,10 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 import polars as pl
 
-from hpcjobs.accounting.cache import AttemptStore, Store, Window, closed_until, days
-from hpcjobs.accounting.columns import Doubts, choose, order
-from hpcjobs.accounting.fold import COUNTS, fold
 from hpcjobs.errors import SchedulerError
+from hpcjobs.jobstats.cache import AttemptStore, Store, Window, closed_until, days
+from hpcjobs.jobstats.columns import Doubts, choose, order
+from hpcjobs.jobstats.fold import COUNTS, fold
 from hpcjobs.processes.programs import Runner, run, start
 from hpcjobs.scheduler.slurm.portions import split_ids
 from hpcjobs.scheduler.slurm.table import CONTROL, QUESTION, SEPARATOR, Table, new_separator
