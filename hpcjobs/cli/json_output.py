@@ -383,6 +383,18 @@ def _study() -> Any:
     return make_type("StudySubmitted", "A scaling study: its file, and its runs.", study=str, points=list[StudyRun])
 
 
+@cache
+def _size() -> Any:
+    from hpcjobs.scaling.size_answer import SizeAnswer, SizeRow
+
+    return derive(SizeAnswer, sizes=list_of(derive(SizeRow)))
+
+
+@cache
+def _submission() -> Any:
+    return extend(JobSubmitted, size=(_size() | None, None))
+
+
 def _session_request() -> Any:
     from hpcjobs.job.models import Plan
     from hpcjobs.node.session.files import Settings
@@ -512,10 +524,11 @@ def _sandbox_status() -> Any:
 
 
 OUTPUTS: Mapping[str, Callable[[], Any]] = {
-    "submit": lambda: JobSubmitted,
+    "submit": _submission,
     "submit --dry-run": _plan,
     "submit --explain": lambda: list[Setting],
     "submit --test-only": _placement,
+    "submit -N auto --dry-run, before its trials": _size,
     "ps": _jobs,
     "show": _description,
     "logs": lambda: Lines,
@@ -524,7 +537,7 @@ OUTPUTS: Mapping[str, Callable[[], Any]] = {
     "why, of a job that has not failed": record,
     "diff": _difference,
     "where": lambda: list_of(_placement()),
-    "rerun": lambda: JobSubmitted,
+    "rerun": _submission,
     "wait": lambda: list_of(record()),
     "cancel": _cancellation,
     "cancel --signal": lambda: Signalled,

@@ -30,6 +30,8 @@ class SbatchOption(NamedTuple):
     """One option of sbatch as an option of the command line."""
 
     option: Sbatch
+    may_be_auto: bool = False
+    """``auto`` is a value too."""
 
     @property
     def field(self) -> str:
@@ -62,10 +64,25 @@ class SbatchOption(NamedTuple):
             help=self.option.help,
             show_default=False,
             hidden=not self.option.section,
-            metavar=self.option.metavar,
+            metavar="N|auto" if self.may_be_auto else self.option.metavar,
+            parser=_count_or_auto if self.may_be_auto and self.kind is COUNT else None,
             autocompletion=OF_FIELDS.get(self.field),
         )
         return Annotated[self.kind | None, option]
+
+
+AUTO = "auto"
+_MAY_BE_AUTO = ("nodes", "ntasks_per_node", "cpus_per_task")
+"""Fields of `Resources` that may be ``auto`` where a command has the parameter ``auto``; the launcher may be, too."""
+
+
+def _count_or_auto(text: str) -> int | str:
+    """A count, or ``auto``."""
+    if text == AUTO:
+        return text
+    if not text.lstrip("-").isdecimal():
+        raise typer.BadParameter(f"{text!r} is not a valid integer.")
+    return int(text)
 
 
 _TAKEN_LETTERS = ("s", "o")
@@ -100,7 +117,7 @@ class SbatchGroup(OptionalValues, VerbGroup):
 _SECTIONS = {
     "Used most": "site job-name",
     "What runs": "launcher container stage-image env chdir snapshot template wrap srun spec no-check",
-    "Resources": "",
+    "Resources": "budget min-efficiency finish-by",
     "When and where": "after after-any after-fail test-only sbatch o",
     "Fault tolerance": "retries signal-before preflight spare min-nodes",
     "Output": "monitor notify notify-on dry-run explain parsable wait follow json help",
@@ -149,17 +166,23 @@ def _pass_through(option: SbatchOption, value: object) -> str:
     return option.option.name if value is True else f"{option.option.name}={value}"
 
 
-def with_sbatch_options(*, without: Iterable[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_sbatch_options(
+    *, without: Iterable[str] = (), auto: Iterable[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options of sbatch: its parameter ``resources`` gets those that were typed, by field.
 
     A field that the command has a parameter of its own for is that command's own, and so are those of ``without``. What
-    is passed through unread is in ``resources["sbatch"]``.
+    is passed through unread is in ``resources["sbatch"]``. Fields of ``auto`` may be ``auto``.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command, eval_str=True)
         left_out = {*without, *own.parameters}
-        chosen = [option for option in SBATCH_OPTIONS if option.field not in left_out]
+        chosen = [
+            option._replace(may_be_auto=option.field in auto)
+            for option in SBATCH_OPTIONS
+            if option.field not in left_out
+        ]
 
         passed = [option for option in RARE if option.field not in left_out]
 
@@ -221,6 +244,8 @@ def with_job_options(
         only: fields of `JobSpec` that the command has options for, and no program; default: all.
         without: fields of `JobSpec` or `Resources` that it has no options for, beside its own parameters.
         help: another line of help for a field.
+
+    A command with the parameter ``auto`` gets there the fields whose value is ``auto``; ``request`` does not have them.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -247,6 +272,11 @@ def with_job_options(
             if "env" in options:
                 options["env"] = environment(options["env"])
             resources = values.pop("resources")
+            if "auto" in own:
+                chosen = {**resources, "launcher": options.get("launcher")}
+                values["auto"] = tuple(field for field, value in chosen.items() if value == AUTO)
+                resources = {field: value for field, value in resources.items() if value != AUTO}
+                options = {field: value for field, value in options.items() if (field, value) != ("launcher", AUTO)}
             options["sbatch"] = [*options.get("sbatch", ()), *resources.pop("sbatch", ())]
             options |= sbatch_options(values.pop("option") or [], resources)
             program = values.pop("program") or () if takes_program else ()
@@ -260,13 +290,13 @@ def with_job_options(
             )
         for name, parameter in own.items():
             if name != "request":
-                parameters.append(parameter)
+                parameters += [] if name == "auto" else [parameter]
                 continue
             resources = inspect.Parameter("resources", inspect.Parameter.KEYWORD_ONLY, annotation=dict[str, object])
             parameters += [*flags.values(), resources, by_name.replace(name="option")]
         run.__name__, run.__doc__ = command.__name__, command.__doc__
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # Typer reads it
-        return with_sbatch_options(without=without)(run)
+        return with_sbatch_options(without=without, auto=_MAY_BE_AUTO if "auto" in own else ())(run)
 
     return decorate
 

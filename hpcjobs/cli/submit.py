@@ -14,14 +14,25 @@ from msgspec.structs import replace
 from hpcjobs.cli.arguments import CommandLineError
 from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.options import EPILOG, ProgramCommand, with_job_options
-from hpcjobs.cli.output import Json, SiteName, note, print_output
+from hpcjobs.cli.output import Json, SiteName, note, opt, print_output
 from hpcjobs.job.models import JobSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from hpcjobs.job.models import Job, Layer, Plan
     from hpcjobs.run.handle import JobHandle
+    from hpcjobs.scaling.size_answer import SizeAnswer
+
+_Budget = Annotated[
+    str | None, opt("--budget", help="Most that trials of -N auto cost: 5% of the run, or node-hours [5%].")
+]
+_MinEfficiency = Annotated[
+    float | None, opt("--min-efficiency", help="Least efficiency of the size that -N auto chooses [0.8].")
+]
+_FinishBy = Annotated[
+    str | None, opt("--finish-by", help="With -N auto: the cheapest size that ends by 18:00, a date, or in 8h.")
+]
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -32,6 +43,10 @@ def submit(
     *,
     site: SiteName = None,
     request: JobSpec,
+    auto: tuple[str, ...] = (),
+    budget: _Budget = None,
+    min_efficiency: _MinEfficiency = None,
+    finish_by: _FinishBy = None,
     spec: Annotated[
         Path | None,
         typer.Option(
@@ -89,6 +104,20 @@ def submit(
     jobs = {"afterok": after, "afterany": after_any, "afternotok": after_fail}
     with_dependencies = _with_dependencies(request, jobs, site, is_dry=dry_run or explain)
     made_by = shlex.join(["hpcjobs", *sys.argv[1:]])
+    answer: SizeAnswer | None = None
+    if auto:
+        answer, layers = _find_size(
+            auto, with_dependencies, layers, site, budget=budget, min_efficiency=min_efficiency, finish_by=finish_by,
+            made_by=made_by, tries=not (dry_run or explain or test_only),
+        )  # fmt: skip
+        if answer.next_trial is not None:
+            if as_json:
+                print_output("submit -N auto --dry-run, before its trials", answer)
+            return
+    elif any(value is not None for value in (budget, min_efficiency, finish_by)):
+        raise CommandLineError(
+            "--budget, --min-efficiency and --finish-by need -N auto, or another option that is auto"
+        )
     plan = hpcjobs.plan(with_dependencies, site, spec=layers, made_by=made_by, allow_untrusted=dry_run or explain)
     # A batch script may hold these too.
     parsable, wait = parsable or "parsable" in plan.job.sources, wait or "wait" in plan.job.sources
@@ -105,13 +134,13 @@ def submit(
         return
     if test_only or "test_only" in plan.job.sources:
         raise typer.Exit(_print_start(plan, as_json=as_json))
-    handle = hpcjobs.submit(plan)
+    handle = hpcjobs.submit(plan, prepare=_prepare(answer))
     if plan.job.rehearsal:
         note(f"rehearsal: the sandbox on this machine plays site {plan.job.site}")
     if parsable:
         print(handle.id, flush=True)
     else:
-        report(handle, plan, as_json=as_json)
+        report(handle, plan, as_json=as_json, size=answer)
     if wait or follow:
         from hpcjobs.cli.follow import follow_to_end, wait_for
 
@@ -199,11 +228,54 @@ def print_plan(plan: "Plan", *, as_json: bool) -> None:
         write_document(script)
 
 
-def report(handle: "JobHandle", plan: "Plan", *, as_json: bool) -> None:
+def _find_size(
+    axes: tuple[str, ...], request: JobSpec, layers: "Sequence[Layer] | Path | None", site: str | None, *,
+    budget: str | None, min_efficiency: float | None, finish_by: str | None, made_by: str, tries: bool,
+) -> "tuple[SizeAnswer, list[Layer]]":  # fmt: skip
+    """The size for the options that are ``auto``, and the layers of the run with it.
+
+    Raises:
+        RequestError: an option is wrong, or no size was found.
+    """
+    from hpcjobs.cli.report import require_packages
+    from hpcjobs.errors import RequestError
+    from hpcjobs.job.plan import read_layers
+
+    require_packages("numpy", "scipy")
+    from hpcjobs.scaling import auto_size, size_answer
+
+    if min_efficiency is not None and not 0 < min_efficiency < 1:
+        raise RequestError(
+            f"--min-efficiency {min_efficiency:g} is not allowed", hint="a share between 0 and 1, as 0.8"
+        )
+    known = read_layers(layers or ())
+    goal = auto_size.Goal(
+        axes,
+        budget=auto_size.TrialBudget() if budget is None else auto_size.TrialBudget.parse(budget),
+        min_efficiency=min_efficiency or 0.8,
+        finish_by=None if finish_by is None else auto_size.parse_finish(finish_by),
+    )
+    bench = auto_size.QueueBench(request, known, site, made_by, note)
+    answer = auto_size.find_size(goal, bench, report=note, tries=tries)
+    for line in size_answer.describe_answer(answer):
+        note(line)
+    return answer, [*known, size_answer.layer_of(answer)]
+
+
+def _prepare(answer: "SizeAnswer | None") -> "Callable[[Plan], None] | None":
+    """What is written into the run folder before the job is submitted."""
+    if answer is None:
+        return None
+    from hpcjobs.scaling.size_answer import remember
+
+    return remember(answer)
+
+
+def report(handle: "JobHandle", plan: "Plan", *, as_json: bool, size: "SizeAnswer | None" = None) -> None:
     """Print the job that was submitted, and what to do next."""
     if as_json:
         print_output("submit", {"job_id": handle.id, "cluster": handle.entry.cluster, "site": plan.job.site,
-                    "run_dir": str(handle.run_dir), "name": plan.job.name})  # fmt: skip
+                    "run_dir": str(handle.run_dir), "name": plan.job.name, "size": size})  # fmt: skip
         return
     print(f"job {handle.id}  {plan.job.name} on site {plan.job.site}")
     print(f"run folder {handle.run_dir}")

@@ -89,7 +89,7 @@ def resolve_request(
     ``settings_of`` is the command whose variables of the environment count.
     """
     where = site if isinstance(site, Site) else load_site(site or default_site())
-    layers = _layers(spec)
+    layers = read_layers(spec)
     if isinstance(request, JobSpec):
         layers.append(Layer("flag", checked_spec(request)))
         request = ()
@@ -99,7 +99,8 @@ def resolve_request(
     return resolve([*batch_layers(layers), *settings, *layers], where, avoid=avoided_on(where.name) if slurm else {})
 
 
-def _layers(spec: Layer | Sequence[Layer] | str | Path) -> list[Layer]:
+def read_layers(spec: Layer | Sequence[Layer] | str | Path) -> list[Layer]:
+    """The layers of ``spec``; a path is that of a spec file."""
     if isinstance(spec, str | Path):
         return [Layer(str(spec), read_yaml(Path(spec), JobSpec, what="spec file", prepare=split_programs))]
     return [spec] if isinstance(spec, Layer) else list(spec)

@@ -15,6 +15,7 @@ from hpcjobs.errors import RequestError
 from hpcjobs.jobstats.derive import joint_energy_source
 from hpcjobs.scaling.fits import LAWS, Fit, Interval, choose, find_possible, fit, geometric_mean, mean_ratio
 from hpcjobs.scaling.runs import find_mixtures
+from hpcjobs.scaling.size_choice import find_reached
 from hpcjobs.units import format_number
 
 _FURTHEST = 2
@@ -198,19 +199,6 @@ def _rest_of_step(shares: list[float | None], ranks: int) -> float | None:
 def _median(part: pl.DataFrame, column: str) -> float | None:
     value: Any = part[column].median()
     return None if value is None else float(value)
-
-
-def find_reached(groups: list[SizeResult], target: float) -> SizeResult | None:
-    """The largest size that, as every smaller N, has an efficiency of at least ``target`` by the lower bound of its
-    interval (by its value where it has none)."""
-    reached = None
-    for n in sorted({group.n for group in groups}):
-        bounds = [(group, group.efficiency.low or group.efficiency.value) for group in groups if group.n == n]
-        here = [group for group, bound in bounds if bound >= target]
-        if not here:
-            break
-        reached = max(here, key=lambda group: group.efficiency.value)
-    return reached
 
 
 def _knee(groups: list[SizeResult], possible: list[Fit], target: float) -> Knee:

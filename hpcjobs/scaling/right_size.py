@@ -15,8 +15,9 @@ from hpcjobs.record.names import MANIFEST
 from hpcjobs.run.select import is_known_configuration, select
 from hpcjobs.run.submission import plan_in
 from hpcjobs.scaling import study
-from hpcjobs.scaling.analysis import Analysis, analyse, find_reached
+from hpcjobs.scaling.analysis import Analysis, analyse
 from hpcjobs.scaling.runs import read_runs
+from hpcjobs.scaling.size_choice import describe_reached, find_reached
 from hpcjobs.scaling.study import Study
 from hpcjobs.scaling.study_sweep import list_runs
 from hpcjobs.scheduler.slurm.start_estimate import ask_sbatch
@@ -75,10 +76,7 @@ def advise_nodes(analysis: Analysis) -> list[Advice]:
     at = find_reached(analysis.groups, analysis.knee.target)
     if at is None:
         return []
-    reason = f"{at.efficiency.value:.0%} efficient at {at.n} {analysis.per}"
-    later = [group for group in analysis.groups if group.n > at.n]
-    if later:
-        reason += f", {later[0].efficiency.value:.0%} at {later[0].n}"
+    reason = describe_reached(at, analysis.groups, analysis.per)
     advice = [Advice("--ntasks-per-node", str(at.ranks // at.nodes), reason)] if analysis.per == "ranks" else []
     if analysis.per == "nodes" or any(group.nodes > 1 for group in analysis.groups):
         advice.insert(0, Advice("--nodes", str(at.nodes), reason))

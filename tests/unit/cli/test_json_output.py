@@ -34,6 +34,7 @@ CASES: dict[str, tuple[str, Prepare]] = {
     "submit --dry-run": ("submit --dry-run --json -N 2 train.py", nothing),
     "submit --explain": ("submit --explain --json -N 2 --env A=1 train.py", nothing),
     "submit --test-only": ("submit --test-only --json train.py", nothing),
+    "submit -N auto --dry-run, before its trials": ("submit -N auto -t 10h --dry-run --json train.py", nothing),
     "ps": ("ps --json", nothing),
     "show": ("show 42 --json", nothing),
     "logs": ("logs 42 --json", nothing),

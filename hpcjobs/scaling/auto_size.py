@@ -1,0 +1,406 @@
+"""``hpcjobs submit -N auto``: the size of a run from earlier runs of the program, else from short trials in a budget.
+
+A trial is a job like the run itself, with the size under test, a short time limit and without retries. Earlier trials
+are earlier runs: a command that was interrupted, or is given again, goes on from what they have measured.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+from msgspec.structs import replace
+
+from hpcjobs.errors import RequestError, SchedulerError
+from hpcjobs.job.models import Job, JobSpec, Layer
+from hpcjobs.job.plan import plan_of, resolve_request, run_dir_of
+from hpcjobs.run import folder
+from hpcjobs.run.folder import code_state
+from hpcjobs.run.submit import hand_over
+from hpcjobs.run.wait import wait
+from hpcjobs.runtime.checkpoints import FOLDER as CHECKPOINTS
+from hpcjobs.scaling.earlier_runs import TRIAL, EarlierRun, find_runs
+from hpcjobs.scaling.fits import Interval
+from hpcjobs.scaling.size_answer import PER, SizeAnswer, SizeRow, Value, describe
+from hpcjobs.scaling.size_choice import (
+    MeasuredSize,
+    MissingRuns,
+    SizeChoice,
+    choose_by_efficiency,
+    choose_by_end,
+    choose_fastest,
+    measure_sizes,
+)
+from hpcjobs.scaling.study_sweep import current_code
+from hpcjobs.scheduler.connect import connect
+from hpcjobs.scheduler.outage import Report
+from hpcjobs.scheduler.slurm.start_estimate import estimate_start
+from hpcjobs.site.library import default_site, load_site
+from hpcjobs.units import format_count, human_duration, slurm_time, walltime_s
+
+AXES: Final = ("launcher", "cpus_per_task", "ntasks_per_node", "nodes")
+"""Options that may be ``auto``, in the order in which they are chosen."""
+_LONGEST_S: Final = 600
+"""Time limit of a trial at most."""
+_FIRST_ROUNDS: Final = 16
+"""A trial at the smallest size costs this part of the budget there, so that sizes which double fit as it grows."""
+_LARGEST: Final = 4096
+
+
+class TrialBudget(NamedTuple):
+    """What trials may cost: a share of the run's node time at the size found, or node-seconds."""
+
+    share: float | None = 0.05
+    node_s: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> TrialBudget:
+        """``5%`` of the run, or node-hours.
+
+        Raises:
+            RequestError: neither.
+        """
+        number = text.removesuffix("%")
+        try:
+            value = float(number)
+        except ValueError:
+            value = 0.0
+        if not 0 < value < (100 if number != text else 1e9):
+            raise RequestError(f"--budget {text}: no budget", hint="write 5% of the run, or node-hours such as 0.5")
+        return cls(value / 100, None) if number != text else cls(None, value * 3600)
+
+    def allowed_s(self, job: Job, nodes: int) -> float:
+        """Node-seconds, where the run will have at least ``nodes``."""
+        if self.node_s is not None:
+            return self.node_s
+        if job.time_limit_s is None:
+            raise RequestError(
+                f"how long the run takes is not known, and so not what {self} is",
+                hint="name a time limit (-t 4h), or --budget in node-hours",
+            )
+        return (self.share or 0) * job.time_limit_s * nodes
+
+    def __str__(self) -> str:
+        return (
+            f"{(self.node_s or 0) / 3600:g} node-hours" if self.share is None else f"{self.share * 100:g}% of the run"
+        )
+
+
+class Goal(NamedTuple):
+    """What is looked for."""
+
+    axes: tuple[str, ...]
+    budget: TrialBudget = TrialBudget()
+    min_efficiency: float = 0.8
+    finish_by: float | None = None
+    """Seconds since 1970."""
+
+
+class Bench(Protocol):
+    """Where sizes are measured: a scheduler, or a simulated one."""
+
+    def job(self, options: Mapping[str, Value]) -> Job:
+        """The run with these options; raises RequestError if it does not fit the site."""
+
+    def launchers(self) -> Sequence[str]: ...
+
+    def runs(self, like: Job, axis: str) -> list[EarlierRun]: ...
+
+    def wait(self, runs: Sequence[EarlierRun]) -> None: ...
+
+    def measure(self, options: Mapping[str, Value], *, count: int, limit_s: int) -> None:
+        """Run trials to their end."""
+
+    def wait_s(self, job: Job) -> float | None:
+        """How long the job would wait in the queue; None: no estimate."""
+
+    def now(self) -> float: ...
+
+
+class QueueBench(NamedTuple):
+    """Measures by jobs of the site's scheduler."""
+
+    request: JobSpec
+    layers: Sequence[Layer]
+    site: str | None
+    made_by: str
+    report: Report
+
+    def job(self, options: Mapping[str, Value], **more: object) -> Job:
+        values: dict[str, Any] = {**options, **more}
+        return resolve_request(self.request, self.site, spec=self.layers, **values)
+
+    def launchers(self) -> Sequence[str]:
+        return load_site(self.site or default_site()).launchers or ()
+
+    def runs(self, like: Job, axis: str) -> list[EarlierRun]:
+        return find_runs(like, axis=axis, code=current_code(Path(like.chdir)))
+
+    def wait(self, runs: Sequence[EarlierRun]) -> None:
+        wait({run.entry.run_dir: run.entry for run in runs}.values(), report=self.report)
+
+    def measure(self, options: Mapping[str, Value], *, count: int, limit_s: int) -> None:
+        bare = self._replace(request=replace(self.request, notify=(), signal_before=None, snapshot=None))
+        named = bare.job(options)
+        job = bare.job(options, time=slurm_time(limit_s), retries="off", name=f"{named.name}{TRIAL}")
+        scheduler, entries = connect(job.scheduler, job.slurm_conf), []
+        for _ in range(count):
+            plan = plan_of(job, run_dir_of(job), made_by=self.made_by)
+            folder.create(plan, code_state(Path(job.chdir)))
+            entries.append(hand_over(plan, scheduler, refused=folder.remove).entry)
+        ids = ", ".join(entry.job_id for entry in entries)
+        self.report(f"trial of {describe(options)}: job {ids}, {human_duration(limit_s)} at most")
+        wait(entries, report=self.report)
+
+    def wait_s(self, job: Job) -> float | None:
+        if job.scheduler != "slurm":
+            return 0.0
+        start = estimate_start(job).start
+        return None if start is None else max(0.0, start - self.now())
+
+    def now(self) -> float:
+        return time.time()
+
+
+def find_size(goal: Goal, bench: Bench, *, report: Report, tries: bool = True) -> SizeAnswer:
+    """The size of the next run. Without ``tries`` nothing is submitted: the answer says what would be tried.
+
+    Raises:
+        RequestError: the program has no figure, the budget pays no trial, or no size ends in time.
+    """
+    return _Search(goal, bench, report, tries=tries).answer()
+
+
+class _Axis(NamedTuple):
+    """An option that is looked for; its values have numbers: a count is its own, launchers are counted from 1."""
+
+    name: str
+    smallest: int
+    largest: int
+    launchers: Sequence[str] = ()
+
+    def value(self, n: int) -> Value:
+        return self.launchers[n - 1] if self.launchers else n
+
+    def number(self, job: Job) -> int:
+        if self.launchers:
+            return self.launchers.index(job.launcher) + 1 if job.launcher in self.launchers else 0
+        cpus = job.resources.cpus_per_task
+        return {"nodes": job.nodes, "ntasks_per_node": job.ntasks_per_node}.get(self.name, cpus or 1)
+
+
+class _Search:
+    """One search over all axes; the sizes of an axis are measured with the answers of the axes before."""
+
+    def __init__(self, goal: Goal, bench: Bench, report: Report, *, tries: bool) -> None:
+        self.goal, self.bench, self.report, self.tries = goal, bench, report, tries
+        self.reasons: list[str] = []
+        self.rows: list[SizeRow] = []
+        self.used: dict[str, EarlierRun] = {}
+        self.unit = ""
+        self.next_trial: str | None = None
+        self.allowed_s: float | None = None
+
+    def answer(self) -> SizeAnswer:
+        axes = [name for name in AXES if name in self.goal.axes]
+        chosen: dict[str, Value] = {}
+        for position, name in enumerate(axes):
+            others: dict[str, Value] = {**chosen, **dict.fromkeys(axes[position + 1 :], 1)}
+            if "nodes" in axes[position + 1 :]:
+                others["nodes"] = self._first_that_fits("nodes", others)
+            chosen[name] = self._choose(self._bounds(name, others), others)
+            if self.next_trial is not None:
+                break
+        trials = [run for run in self.used.values() if run.is_trial]
+        state = _find_state(trials, self.bench.job(chosen)) if self.next_trial is None else None
+        return SizeAnswer(
+            options={axis: str(value) for axis, value in chosen.items()},
+            reasons=self.reasons,
+            unit=self.unit,
+            sizes=self.rows,
+            trials=[run.job_id for run in trials],
+            earlier_runs=[run.job_id for run in self.used.values() if not run.is_trial],
+            cost_node_s=sum(run.node_s for run in trials),
+            budget_node_s=self.allowed_s,
+            resumes_from=None if state is None else str(state),
+            next_trial=self.next_trial,
+        )
+
+    def _fits(self, options: Mapping[str, Value]) -> bool:
+        try:
+            self.bench.job(options)
+        except RequestError:
+            return False
+        return True
+
+    def _first_that_fits(self, name: str, others: Mapping[str, Value]) -> int:
+        first = next((n for n in range(1, 65) if self._fits({**others, name: n})), None)
+        if first is None:
+            self.bench.job({**others, name: 1})  # raises what keeps it from the site
+        return first or 1
+
+    def _bounds(self, name: str, others: Mapping[str, Value]) -> _Axis:
+        """The smallest and the largest value that the site allows."""
+        if name == "launcher":
+            launchers = [one for one in self.bench.launchers() if self._fits({**others, name: one})]
+            return _Axis(name, 1, len(launchers), launchers)
+        smallest = low = self._first_that_fits(name, others)
+        high = 2 * low
+        while high <= _LARGEST and self._fits({**others, name: high}):
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._fits({**others, name: middle}) else (low, middle)
+        return _Axis(name, smallest, low)
+
+    def _choose(self, axis: _Axis, others: Mapping[str, Value]) -> Value:
+        """Measure until the decision is possible, or the budget is used up."""
+        like = self.bench.job({**others, axis.name: axis.value(axis.smallest)})
+        tried: tuple[int, int] | None = None
+        while True:
+            runs = self.bench.runs(like, axis.name)
+            if self.tries and (going_on := [run for run in runs if run.is_trial and not run.ended]):
+                self.report(f"waiting for trials of an earlier command: {', '.join(run.job_id for run in going_on)}")
+                self.bench.wait(going_on)
+                continue
+            by_n = self._by_number(axis, runs)
+            if tried is not None and len(by_n.get(tried[0], ())) <= tried[1]:  # a trial without a figure
+                failed = [run for run in runs if run.is_trial and axis.number(run.job) == tried[0]]
+                if tried[0] == axis.smallest or axis.launchers:
+                    raise _no_figure(failed)
+                ids = ", ".join(run.job_id for run in failed[-1:])
+                self.reasons.append(f"trials of {describe({axis.name: tried[0]})} failed{ids and f' (job {ids})'}")
+                axis = axis._replace(largest=tried[0] - 1)
+            step = self._decide(axis, by_n, others)
+            if isinstance(step, MissingRuns):
+                options = {**others, axis.name: axis.value(step.n)}
+                least = self.bench.job({**others, axis.name: axis.value(step.at_least)})
+                refusal = self._over_budget(like, runs, self.bench.job(options), least, step.runs)
+                if refusal is not None and not by_n:
+                    raise RequestError(refusal, hint="a larger --budget, a longer -t, or a size of your own")
+                if refusal is None and self.tries:
+                    tried = step.n, len(by_n.get(step.n, ()))
+                    self._measure(options, step.runs, like)
+                    continue
+                if refusal is None:
+                    self.next_trial = f"{format_count(step.runs, 'trial')} of {describe(options)}"
+                step = SizeChoice(step.at_least, refusal or "")
+            if step.n is None:
+                raise RequestError(step.reason, hint="a later --finish-by, or --min-efficiency instead of it")
+            self.reasons += [step.reason] if step.reason else []
+            self._record(axis, by_n)
+            return axis.value(step.n)
+
+    def _decide(
+        self, axis: _Axis, by_n: Mapping[int, list[EarlierRun]], others: Mapping[str, Value]
+    ) -> MissingRuns | SizeChoice:
+        sizes = measure_sizes({n: runs for n, runs in by_n.items() if n <= axis.largest})
+        if axis.launchers:
+            return choose_fastest(sizes, axis.launchers)
+        bounds = {"smallest": axis.smallest, "largest": axis.largest}
+        if self.goal.finish_by is None:
+            return choose_by_efficiency(sizes, **bounds, target=self.goal.min_efficiency, per=PER[axis.name])
+        ends: dict[int, float] = {}
+
+        def end(size: MeasuredSize) -> float:
+            if size.n not in ends:
+                ends[size.n] = self._end(self.bench.job({**others, axis.name: size.n}), size)
+            return ends[size.n]
+
+        return choose_by_end(sizes, **bounds, finish_by=self.goal.finish_by, end=end, per=PER[axis.name])
+
+    def _end(self, job: Job, size: MeasuredSize) -> float:
+        if size.duration_s is None:
+            raise RequestError(
+                "how long a complete run takes is not known: its trials end before it does",
+                hint="a program that writes total_steps to its metrics tells; --min-efficiency needs no duration",
+            )
+        wait_s = self.bench.wait_s(job) if self.tries else 0.0
+        if wait_s is None:
+            self.report(f"the scheduler has no estimate for {job.nodes} nodes: no waiting time is counted")
+        return self.bench.now() + (wait_s or 0.0) + size.duration_s
+
+    def _by_number(self, axis: _Axis, runs: Sequence[EarlierRun]) -> dict[int, list[EarlierRun]]:
+        """Runs with a figure, in the unit of the newest one."""
+        with_figure = [run for run in runs if run.throughput is not None]
+        self.unit = with_figure[-1].unit or "" if with_figure else self.unit
+        by_n: dict[int, list[EarlierRun]] = {}
+        for run in with_figure:
+            if (run.unit or "") == self.unit and (n := axis.number(run.job)) >= axis.smallest:
+                by_n.setdefault(n, []).append(run)
+        return by_n
+
+    def _over_budget(self, like: Job, runs: Sequence[EarlierRun], job: Job, least: Job, count: int) -> str | None:
+        """Why the trials cannot be paid for; None: they can."""
+        trials = [run for run in runs if run.is_trial]
+        spent = sum(run.node_s for run in trials)
+        self.allowed_s = self.goal.budget.allowed_s(like, least.nodes)
+        # A program that ends by itself takes as long again; any other one is ended by the time limit.
+        limit_s = self._limit_s(like)
+        cost = count * job.nodes * min(limit_s, 1.1 * max((run.elapsed_s for run in trials), default=limit_s))
+        if spent + cost <= self.allowed_s:
+            return None
+        return (
+            f"the budget, {self.goal.budget}, is {human_duration(self.allowed_s)} of one node:"
+            f" {format_count(count, 'trial')} of {format_count(job.nodes, 'node')} would be {human_duration(cost)}"
+            + (f" beside {human_duration(spent)} that trials took" if spent else "")
+        )
+
+    def _limit_s(self, like: Job) -> int:
+        part_s = self.goal.budget.allowed_s(like, like.nodes) / like.nodes / _FIRST_ROUNDS
+        return max(60, int(min(part_s, like.time_limit_s or _LONGEST_S, _LONGEST_S)) // 60 * 60)
+
+    def _measure(self, options: Mapping[str, Value], count: int, like: Job) -> None:
+        try:
+            self.bench.measure(options, count=count, limit_s=self._limit_s(like))
+        except SchedulerError as error:
+            if options == {axis: value for axis, value in options.items() if value == 1}:
+                raise
+            self.report(f"{describe(options)}: {error.message}")
+
+    def _record(self, axis: _Axis, by_n: Mapping[int, list[EarlierRun]]) -> None:
+        self.used |= {run.job_id: run for runs in by_n.values() for run in runs}
+        for size in measure_sizes(by_n):
+            efficiency = Interval(0.0) if axis.launchers else size.efficiency
+            row = SizeRow(axis.name, str(axis.value(size.n)), size.runs, *size.throughput, *efficiency)
+            self.rows.append(row)
+
+
+def _no_figure(runs: Sequence[EarlierRun]) -> RequestError:
+    """The trials at the smallest size gave no figure: they failed, or the program has none."""
+    names = ", ".join(run.job_id for run in runs)
+    if all(run.state is not None and run.state.value in ("COMPLETED", "TIMEOUT") for run in runs):
+        return RequestError(
+            f"the program has no figure of merit: job {names} ended, and its run folder does not say how fast it was",
+            hint="add one: run.log(...) of hpcjobs.runtime, or throughput in summary.json (docs/metrics.md)",
+        )
+    return RequestError(f"the trials failed: job {names}", hint=f"hpcjobs why {runs[-1].job_id if runs else ''}")
+
+
+def _find_state(trials: Sequence[EarlierRun], job: Job) -> Path | None:
+    """The folder of the newest trial of exactly this run that has checkpoints."""
+    alike = [run for run in trials if (run.job.nodes, run.job.ntasks_per_node, run.job.argv) ==
+             (job.nodes, job.ntasks_per_node, job.argv)]  # fmt: skip
+    folders = [run.folder for run in alike if (run.folder / CHECKPOINTS).is_dir()]
+    return max(folders, key=lambda path: (path / CHECKPOINTS).stat().st_mtime, default=None)
+
+
+def parse_finish(text: str, *, now: float | None = None) -> float:
+    """Seconds since 1970 of ``18:00`` (the next one), ``2026-11-30T08:00``, or ``8h`` from now.
+
+    Raises:
+        RequestError: none of these.
+    """
+    now = time.time() if now is None else now
+    try:
+        if len(text) == 5 and text[2] == ":":
+            today = time.strftime("%Y-%m-%d", time.localtime(now))
+            moment = time.mktime(time.strptime(f"{today}T{text}", "%Y-%m-%dT%H:%M"))
+            return moment if moment > now else moment + 86400
+        if "T" in text:
+            return time.mktime(time.strptime(text[:16], "%Y-%m-%dT%H:%M"))
+        return now + walltime_s(text)
+    except ValueError as error:
+        raise RequestError(f"--finish-by {text}: no time", hint="write 18:00, 2026-11-30T08:00 or 8h") from error

@@ -1,0 +1,171 @@
+"""Finds earlier runs of the same program and class of arguments, with the figure that each has measured.
+
+Only the user's list of jobs and run folders are read; no scheduler is asked.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from hpcjobs.files import read_regular
+from hpcjobs.job.models import Job
+from hpcjobs.record.names import MANIFEST, METRICS, SUMMARY
+from hpcjobs.run.folder import output_dir
+from hpcjobs.run.growing_files import decode_line, last_lines
+from hpcjobs.run.index import Entry
+from hpcjobs.run.job_files import own_ids, own_record, read_accounting, read_json
+from hpcjobs.run.progress import StepProgress, read_progress
+from hpcjobs.run.select import entries_of
+from hpcjobs.runtime.summary import Throughput
+from hpcjobs.scaling.study_sweep import read_code
+from hpcjobs.scheduler.base import State
+
+TRIAL: Final = "-trial"
+"""End of the name of a job that measures a size."""
+_MOST_ENTRIES: Final = 2000
+_ALIKE = ("partition", "constraint", "exclusive", "gres", "gpu_model", "threads_per_core", "hint", "reservation")
+"""Resources that runs of one class have in common, beside the shape of the job."""
+_LENGTH = re.compile(
+    r"--?(?:(?:num[-_]train[-_])?epochs|(?:max[-_])?steps|max[-_]iters|iterations|seed|resume"
+    r"|output(?:[-_]dir)?|run[-_]name)(=.*)?",
+    re.DOTALL,
+)
+"""Options that change how long a run takes and where it writes, not how fast it is."""
+
+
+class EarlierRun(NamedTuple):
+    """A run, and what it measured."""
+
+    entry: Entry
+    job_id: str
+    job: Job
+    folder: Path
+    """Where its program wrote."""
+    state: State | None
+    """None: it has not begun to write."""
+    elapsed_s: float
+    throughput: float | None
+    unit: str | None
+    duration_s: float | None
+    """Of a complete run."""
+
+    @property
+    def is_trial(self) -> bool:
+        return self.entry.name.endswith(TRIAL)
+
+    @property
+    def ended(self) -> bool:
+        return self.state is not None and self.state.ended
+
+    @property
+    def node_s(self) -> float:
+        """Its cost."""
+        return self.job.nodes * self.elapsed_s
+
+
+def class_of(job: Job, *, without: str) -> tuple[object, ...]:
+    """What runs must have in common that can be compared; ``without``: the option whose value is looked for."""
+    shape: dict[str, Any] = {
+        "nodes": (job.nodes, job.max_nodes),
+        "ntasks_per_node": (job.ntasks_per_node, job.gpus_per_node),
+        "cpus_per_task": job.resources.cpus_per_task or 1,
+        "launcher": job.launcher,
+    }
+    del shape[without]
+    image = None if job.container is None else (job.container.name, job.container.fingerprint)
+    env = {name: value for name, value in job.env.items() if not name.startswith("HPCJOBS_")}
+    alike = [getattr(job.resources, name, None) for name in _ALIKE]
+    return job.site, _speed_arguments(job.argv), job.chdir, image, env, alike, shape
+
+
+def _speed_arguments(argv: Sequence[str]) -> list[str]:
+    """The arguments without those that only change how long the run takes."""
+    left: list[str] = []
+    arguments = iter(enumerate(argv))
+    for position, argument in arguments:
+        match = _LENGTH.fullmatch(argument)
+        if match is None:
+            left.append(argument)
+        elif match[1] is None and not "".join(argv[position + 1 : position + 2]).startswith("-"):
+            next(arguments, None)
+    return left
+
+
+def find_runs(like: Job, *, axis: str, code: str | None) -> list[EarlierRun]:
+    """The user's runs that differ from ``like`` in ``axis`` alone and were of the same code, oldest first."""
+    group = class_of(like, without=axis)
+    runs: list[EarlierRun] = []
+    for entry in entries_of(like.site)[-_MOST_ENTRIES:]:
+        if entry.is_foreign or _edited_since(like, entry.submitted):
+            continue
+        manifest = _read_manifest(Path(entry.run_dir))
+        if manifest is None or not manifest.is_comparable or class_of(manifest.job, without=axis) != group:
+            continue
+        if read_code(Path(entry.run_dir)) == code:
+            runs += (_read_run(entry, job_id, manifest.job) for job_id in own_ids(entry))
+    return runs
+
+
+class _RunRequest(msgspec.Struct, frozen=True):
+    job: Job
+    command_line: str = ""
+
+    @property
+    def is_comparable(self) -> bool:
+        """Cells of a sweep have parameters beside the arguments; those of a study have not."""
+        return self.job.template != "sweep" or self.command_line.startswith("hpcjobs scale")
+
+
+@cache
+def _read_manifest(run_dir: Path) -> _RunRequest | None:
+    try:
+        return msgspec.json.decode(read_regular(run_dir / MANIFEST), type=_RunRequest)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):  # removed, or of a hpcjobs with other fields
+        return None
+
+
+def _edited_since(job: Job, submitted: float) -> bool:
+    """A file that the program's arguments name was changed after that: outside a repository nothing else tells."""
+    paths = (os.path.join(job.chdir, argument) for argument in job.argv[:3] if len(argument) < 1000)
+    return any(os.path.isfile(path) and os.stat(path).st_mtime > submitted + 1 for path in paths)
+
+
+class _Summary(msgspec.Struct):
+    throughput: Throughput | None = None
+
+
+def _read_run(entry: Entry, job_id: str, job: Job) -> EarlierRun:
+    own = own_record(entry, job_id)
+    of_scheduler = [record for record in read_accounting(entry) or () if record.job_id == job_id]
+    record = next((one for one in (*of_scheduler, own) if one is not None), None)
+    state = None if record is None else record.state
+    elapsed_s = (record.elapsed_s if record is not None else None) or 0.0
+    folder = output_dir(Path(entry.run_dir), job_id)
+    figure = None
+    if state in (State.COMPLETED, State.TIMEOUT):
+        figure = (read_json(folder / SUMMARY, _Summary) or _Summary()).throughput or _figure_so_far(folder)
+    duration_s = elapsed_s if state is State.COMPLETED else _duration(folder) if figure else None
+    value, unit = (figure.value, figure.unit) if figure is not None and figure.value > 0 else (None, None)
+    return EarlierRun(entry, job_id, job, folder, state, elapsed_s, value, unit, duration_s)
+
+
+def _figure_so_far(folder: Path) -> Throughput | None:
+    """The median of the last lines, of a program that was ended before it wrote its summary."""
+    lines = (decode_line(line, StepProgress, kind="step") for line in last_lines(folder / METRICS))
+    measured = [(step.throughput, step.unit) for step in lines if step is not None and step.throughput]
+    return Throughput(median(value for value, _ in measured), measured[-1][1] or "") if measured else None
+
+
+def _duration(folder: Path) -> float | None:
+    progress = read_progress(folder)
+    if progress is None or not progress.total_steps or not progress.steps_per_s:
+        return None
+    return progress.total_steps / progress.steps_per_s

@@ -1,0 +1,185 @@
+"""Decides how large the next run should be, from measured sizes: for ``submit -N auto`` and ``report advise`` alike.
+
+Nothing is read, asked or submitted here: a decision is a size, or the trial that is missing for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+from hpcjobs.scaling.fits import Interval, geometric_mean, mean_ratio
+from hpcjobs.scaling.size_answer import count_of
+
+REPEATS: Final = 3
+"""Runs of a size that is measured: fewer have hardly an interval."""
+MOST_REPEATS: Final = 9
+"""Runs of a size whose interval has the target in it; then its lower bound decides."""
+
+
+_ALIKE: Final = 1.05
+"""Costs that differ by less are alike, and the smaller size is taken."""
+
+
+class Sized(Protocol):
+    """A size with its efficiency."""
+
+    @property
+    def n(self) -> int: ...
+    @property
+    def efficiency(self) -> Interval: ...
+
+
+S = TypeVar("S", bound=Sized)
+
+
+class MeasuredSize(NamedTuple):
+    """All runs of one size."""
+
+    n: int
+    throughput: Interval
+    efficiency: Interval
+    """Against the smallest size measured."""
+    runs: int
+    duration_s: float | None
+    """Of a complete run, the longest; None: not known."""
+
+
+class MissingRuns(NamedTuple):
+    """Runs that are missing for a decision."""
+
+    n: int
+    runs: int
+    at_least: int
+    """The answer will be no smaller than this."""
+
+
+class SizeChoice(NamedTuple):
+    """The decision; ``n`` None: no size will do."""
+
+    n: int | None
+    reason: str
+
+
+class Measurement(Protocol):
+    """One measurement of a size."""
+
+    @property
+    def throughput(self) -> float | None: ...
+    @property
+    def duration_s(self) -> float | None: ...
+
+
+def measure_sizes(runs: Mapping[int, Sequence[Measurement]]) -> list[MeasuredSize]:
+    """Means and efficiencies with their 95 % intervals, smallest size first; every run has a throughput."""
+    values = {n: [run.throughput or 0.0 for run in runs[n]] for n in sorted(runs)}
+    sizes = []
+    for n, of_size in values.items():
+        base = next(iter(values))
+        ratio = Interval(1.0) if n == base else mean_ratio(of_size, values[base]).ratio.scale_by(base / n)
+        duration_s = max((run.duration_s for run in runs[n] if run.duration_s is not None), default=None)
+        sizes.append(MeasuredSize(n, geometric_mean(of_size), ratio, len(of_size), duration_s))
+    return sizes
+
+
+def find_reached(sizes: Iterable[S], target: float) -> S | None:
+    """The largest size that, as every smaller N, has an efficiency of at least ``target`` by the lower bound of its
+    interval (by its value where it has none)."""
+    by_n: dict[int, list[S]] = {}
+    for size in sizes:
+        by_n.setdefault(size.n, []).append(size)
+    reached = None
+    for n in sorted(by_n):
+        here = [size for size in by_n[n] if (size.efficiency.low or size.efficiency.value) >= target]
+        if not here:
+            break
+        reached = max(here, key=lambda size: size.efficiency.value)
+    return reached
+
+
+def describe_reached(reached: Sized, sizes: Iterable[Sized], per: str) -> str:
+    """``96% efficient at 4 nodes (at least 94%), 71% at 8``."""
+    value, low, _ = reached.efficiency
+    text = f"{value:.0%} efficient at {count_of(reached.n, per)}" + ("" if low is None else f" (at least {low:.0%})")
+    later = next((size for size in sizes if size.n > reached.n), None)
+    return text if later is None else f"{text}, {later.efficiency.value:.0%} at {later.n}"
+
+
+def choose_by_efficiency(
+    sizes: Sequence[MeasuredSize], *, smallest: int, largest: int, target: float, per: str
+) -> MissingRuns | SizeChoice:
+    """The largest size whose efficiency is at least ``target`` by its lower bound.
+
+    Sizes grow twofold while they reach it; between the last that does and the first that does not, the middle is next.
+    """
+    if smallest == largest:
+        return SizeChoice(smallest, f"the site allows {count_of(smallest, per)} only")
+    base = sizes[0] if sizes and sizes[0].n == smallest else None
+    if base is None or base.runs < REPEATS:
+        return MissingRuns(smallest, REPEATS - (base.runs if base else 0), smallest)
+    sizes = [size for size in sizes if size.n <= largest]
+    good = find_reached(sizes, target) or base
+    short = next((size for size in sizes if size.n > good.n), None) or (good if good.runs < REPEATS else None)
+    if short is None:
+        if good.n == largest:
+            return SizeChoice(good.n, f"{describe_reached(good, sizes, per)}; more are not allowed")
+        return MissingRuns(min(2 * good.n, largest), REPEATS, good.n)
+    if short.runs < REPEATS:
+        return MissingRuns(short.n, REPEATS - short.runs, good.n if good is not short else smallest)
+    if short.efficiency.value >= target > (short.efficiency.low or 0):  # the interval has the target in it
+        fewest = min((base, short), key=lambda size: size.runs)
+        if fewest.runs < MOST_REPEATS:
+            return MissingRuns(fewest.n, REPEATS, good.n)
+    if short.n - good.n > 1:
+        return MissingRuns((good.n + short.n) // 2, REPEATS, good.n)
+    return SizeChoice(good.n, describe_reached(good, sizes, per))
+
+
+def choose_by_end(
+    sizes: Sequence[MeasuredSize],
+    *,
+    smallest: int,
+    largest: int,
+    finish_by: float,
+    end: Callable[[MeasuredSize], float],
+    per: str,
+) -> MissingRuns | SizeChoice:
+    """The cheapest size that ends before ``finish_by``; ``end`` estimates when a run of a size would end."""
+    sizes = [size for size in sizes if size.n <= largest]
+    if not sizes or sizes[0].n > smallest or sizes[0].runs < REPEATS:
+        return MissingRuns(smallest, REPEATS - (sizes[0].runs if sizes and sizes[0].n == smallest else 0), smallest)
+    if (few := next((size for size in sizes if size.runs < REPEATS), None)) is not None:
+        return MissingRuns(few.n, REPEATS - few.runs, smallest)
+    top = sizes[-1]
+    in_time = [size for size in sizes if end(size) <= finish_by]
+    if not in_time:
+        slower = len(sizes) > 1 and top.throughput.value <= sizes[-2].throughput.value
+        if top.n == largest or slower:
+            best = min(sizes, key=end)
+            more = f"more {per} are not faster" if slower else "more are not allowed"
+            late_s = end(best) - finish_by
+            return SizeChoice(
+                None, f"no size ends in time: {count_of(best.n, per)} would end {late_s / 60:.0f} min late; {more}"
+            )
+        return MissingRuns(min(2 * top.n, largest), REPEATS, top.n)
+    costs = {size.n: size.n * (size.duration_s or 0.0) for size in in_time}
+    cheapest = next(size for size in in_time if costs[size.n] <= min(costs.values()) * _ALIKE)
+    late = max((size.n for size in sizes if size.n < cheapest.n and size not in in_time), default=cheapest.n - 1)
+    between = [size for size in sizes if late < size.n < cheapest.n]
+    if cheapest.n - late > 1 and not between:
+        return MissingRuns((late + cheapest.n) // 2, REPEATS, late)
+    spare_s = finish_by - end(cheapest)
+    return SizeChoice(
+        cheapest.n,
+        f"the cheapest that ends in time: {count_of(cheapest.n, per)}, {spare_s / 60:.0f} min before the end",
+    )
+
+
+def choose_fastest(sizes: Sequence[MeasuredSize], names: Sequence[str]) -> MissingRuns | SizeChoice:
+    """The alternative with the highest throughput; they are numbered from 1."""
+    runs = {size.n: size.runs for size in sizes}
+    for n in range(1, len(names) + 1):
+        if len(names) > 1 and runs.get(n, 0) < REPEATS:
+            return MissingRuns(n, REPEATS - runs.get(n, 0), 1)
+    best = max(sizes, key=lambda size: size.throughput.value).n if len(names) > 1 else 1
+    return SizeChoice(best, f"{names[best - 1]} is the fastest of {', '.join(names)}")

@@ -1,0 +1,70 @@
+"""``submit -N auto`` on a real Slurm, with programs whose scaling law is known: they sleep, and print a rate."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commandline import hpcjobs
+
+from hpcjobs.sandbox import Sandbox
+
+PROGRAM = """
+import json, os, sys, time
+LAWS = {
+    "perfect": lambda n: n,
+    "amdahl": lambda n: 1 / (0.2 + 0.8 / n),
+    "slower_at_3": lambda n: n if n < 3 else 1.2,
+}
+if os.environ["RANK"] == "0":
+    begun = time.monotonic()
+    for _ in range(4):
+        time.sleep(0.6 / LAWS[sys.argv[1]](int(os.environ["WORLD_SIZE"])))
+    rate = 4 / (time.monotonic() - begun)
+    print(f"{rate:.4f} it/s")
+    with open(os.environ["HPCJOBS_RUN_DIR"] + "/summary.json", "w") as file:
+        json.dump({"throughput": {"value": rate, "unit": "it/s"}}, file)
+"""
+RIGHT = {"perfect": 4, "amdahl": 2, "slower_at_3": 2}
+"""Four hosts; at least 80 % efficient: with 20 % serial 0.83 at 2 and 0.71 at 3."""
+
+
+def find_size(law: str, number: int) -> dict[str, Any]:
+    """What ``submit -N auto`` says of a program that nobody has run yet."""
+    program = Path(f"law_{number}.py")
+    program.write_text(PROGRAM)
+    answer = hpcjobs("submit", "--site", "tu-hpc", "-N", "auto", "-t", "1h", "--json", str(program), law)
+    assert answer.code == 0, answer
+    submitted: dict[str, Any] = answer.json
+    assert json.loads((Path(submitted["run_dir"]) / "size.json").read_text())["options"] == submitted["size"]["options"]
+    return submitted
+
+
+def check(law: str, submitted: dict[str, Any]) -> None:
+    size = submitted["size"]
+    assert size["options"] == {"nodes": str(RIGHT[law])}, size
+    assert size["cost_node_s"] <= 0.05 * 3600 * RIGHT[law]
+    assert len(size["trials"]) >= 9
+
+
+@pytest.mark.parametrize("law", RIGHT)
+def test_the_largest_efficient_size_is_found_and_the_run_has_it(law: str, sandbox: Sandbox, workdir: Path) -> None:
+    submitted = find_size(law, 0)
+    check(law, submitted)
+    shown = hpcjobs("show", submitted["job_id"], "--json").json
+    assert shown["settings"]["nodes"][0] == str(RIGHT[law])
+    assert shown["settings"]["nodes"][1].startswith("auto: ")
+    again = hpcjobs("submit", "--site", "tu-hpc", "-N", "auto", "-t", "1h", "--dry-run", "law_0.py", law)
+    assert f"#SBATCH --nodes={RIGHT[law]}\n" in again.out, again
+    assert hpcjobs("wait", submitted["job_id"]).code == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("law", RIGHT)
+def test_the_right_size_is_found_in_ten_of_ten_trials(law: str, sandbox: Sandbox, workdir: Path) -> None:
+    for number in range(10):
+        submitted = find_size(law, number)
+        check(law, submitted)
+        assert hpcjobs("wait", submitted["job_id"]).code == 0
