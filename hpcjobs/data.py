@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 _PACKAGE = Path(__file__).resolve().parent
 
-Kind = Literal["templates", "site_configs", "containers"]
+Kind = Literal["templates", "site_configs", "containers", "docs"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 

@@ -76,9 +76,9 @@ def _files() -> Iterator[tuple[str, bytes]]:
 
 
 def _visible(folder: Path) -> Iterator[Path]:
-    """Files of ``folder``, without caches, and without the images that are built into ``containers/``."""
+    """Files of ``folder``, without caches, images that are built into ``containers/``, and pictures of ``docs/``."""
     for path in folder.rglob("*"):
-        if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".pyc", ".sif"):
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".pyc", ".sif", ".png", ".svg"):
             yield path
 
 

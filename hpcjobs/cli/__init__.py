@@ -72,6 +72,7 @@ GROUPS = {
         "cloud": ("rehearse", "A rented cluster: render, check, plan, up, down."),
     },
     "This program": {
+        "help": ("help", "Explain a command, or a topic: hpcjobs help topics."),
         "doctor": ("about", "Examine this installation: text for a bug report."),
         "skill": ("about", "Print SKILL.md: the commands as an agent or script needs them."),
         "completion": ("completion", "Print the completion script of bash, zsh or fish."),
@@ -139,13 +140,6 @@ class _LazyGroup(TyperGroup):
         return super().shell_complete(ctx, incomplete)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[:1] == ["help"] and ctx.resilient_parsing:
-            return None, None, []  # the shell asks what may follow: the verbs
-        if args[:1] == ["help"]:  # `hpcjobs help submit`
-            args = [*(arg for arg in args[1:] if not arg.startswith("-")), "--help"]
-            if args == ["--help"]:
-                print(ctx.get_help())
-                ctx.exit()
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             from hpcjobs.errors import nearest
 

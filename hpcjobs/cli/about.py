@@ -47,6 +47,7 @@ READING = frozenset(
         "completion",
         "doctor",
         "skill",
+        "help",
     ]
 )
 """Verbs that neither submit nor change a job (``sites init``, ``sites trust`` and ``doctor --run`` aside)."""

@@ -79,7 +79,8 @@ def complete_program(ctx: typer.Context, incomplete: str) -> list[str]:
 def _project_jobs() -> list[str]:
     """Jobs of the project file; none where it cannot be read."""
     from hpcjobs.errors import ConfigError
-    from hpcjobs.job.project import find_project, read_project
+    from hpcjobs.job.project import read_project
+    from hpcjobs.site.project_file import find_project
 
     try:
         path = find_project()

@@ -36,26 +36,13 @@ def intercept(command: Any, verb: str) -> None:
     def invoke(context: Any) -> Any:
         if context._protected_args or verb == "fetch":  # a group, whose command is intercepted itself
             return run(context)
-        site = context.params.get("site") or _project_site(verb, context.params)
+        site = context.params.get("site")
         target = find_target(context.find_root().params.get("remote"), site, verb=verb)
         if target is None:
             return run(context)
         return context.exit(_run_there(target, verb, context))
 
     command.invoke = invoke
-
-
-def _project_site(verb: str, params: Mapping[str, Any]) -> str | None:
-    """The site of the project file, where ``submit`` runs a job of it."""
-    if verb != "submit" or params.get("spec") is not None or params.get("wrap") is not None:
-        return None
-    from hpcjobs.job.models import JobSpec
-    from hpcjobs.job.project import with_project
-
-    try:
-        return with_project(JobSpec(program=tuple(params.get("program") or ()))).site
-    except (HpcJobsError, ValueError):  # the verb itself reports it
-        return None
 
 
 def find_target(remote: str | None, site: str | None, *, verb: str) -> Target | None:

@@ -38,7 +38,7 @@ SiteName = Annotated[
         "--site",
         "-s",
         callback=_refuse_empty,
-        help="Site: name or file [HPCJOBS_SITE, user config, this cluster, else local].",
+        help="Site: name or file [HPCJOBS_SITE, project file, user config, this cluster, else local].",
         show_default=False,
         autocompletion=complete_sites,
     ),

@@ -99,8 +99,7 @@ def submit(
         return
     layers: Sequence[Layer] | Path | None = spec
     if spec is None:
-        request, layers, project_site = with_project(request)
-        site = site or project_site
+        request, layers = with_project(request)
     jobs = {"afterok": after, "afterany": after_any, "afternotok": after_fail}
     with_dependencies = _with_dependencies(request, jobs, site, is_dry=dry_run or explain)
     made_by = shlex.join(["hpcjobs", *sys.argv[1:]])

@@ -255,7 +255,7 @@ def where(
 
     layers: Sequence[Layer] | Path = spec or ()
     if spec is None:
-        request, layers, _ = with_project(request)
+        request, layers = with_project(request)
     sites = [load_site(site)] if site is not None else known_sites()
     rows = find_placements(request, sites, spec=layers)
     if as_json:

@@ -52,7 +52,7 @@ def plan(
         request: a `JobSpec`; or a program (a bundled trainer's name, a dotted module, a ``.py`` file or an executable)
             and its arguments, where one text is split like a shell line; or the name of a job of the project file, or
             nothing for its only one.
-        site: a site, its name, or the path of its file; default that of the project file, then HPCJOBS_SITE, then the
+        site: a site, its name, or the path of its file; default HPCJOBS_SITE, then that of the project file, then the
             user's config, then ``local``.
         spec: a `JobSpec` in a YAML file, or as layers; ``request`` and ``options`` win over it.
         made_by: the command named in the script's header.
@@ -67,7 +67,7 @@ def plan(
     if spec is None:
         named = with_project(request if isinstance(request, JobSpec) else make_spec(request, {}))
         if named.layers:
-            request, spec, site = named.request, named.layers, site or named.site
+            request, spec = named.request, named.layers
     if not isinstance(site, Site):
         site = load_site(site or default_site(), allow_untrusted=allow_untrusted)
     job = resolve_request(request, site, spec=spec or (), settings_of="sbatch", **options)

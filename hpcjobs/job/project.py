@@ -17,10 +17,10 @@ from hpcjobs.errors import RequestError
 from hpcjobs.job.batch import batch_layers
 from hpcjobs.job.models import Flag, JobSpec, Layer
 from hpcjobs.job.program import program_words, trainers
-from hpcjobs.site.trust import is_trusted, refusal_of_file
-from hpcjobs.site.yaml_file import read_file, read_yaml
+from hpcjobs.site.project_file import FILE, check_site_name, find_project, is_ours
+from hpcjobs.site.trust import refusal_of_file
+from hpcjobs.site.yaml_file import read_yaml
 
-FILE = "hpcjobs.yaml"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z", re.ASCII)
 """Names of jobs have no dot and no slash: these begin files and modules."""
 
@@ -35,8 +35,8 @@ class Project(JobSpec, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.site is not None and ("/" in self.site or self.site.endswith((".yaml", ".yml"))):
-            raise ValueError(f"site {self.site!r} is a path; a project file names a site")
+        if self.site is not None:
+            check_site_name(self.site)
         for name in self.jobs:
             if not _NAME.match(name):
                 raise ValueError(f"job {name!r}: a name has letters, digits, _ and -, and begins with a letter")
@@ -50,16 +50,6 @@ class Requested(NamedTuple):
     request: JobSpec
     layers: tuple[Layer, ...] = ()
     """Lowest first; empty: the request has a program of its own."""
-    site: str | None = None
-    """The project file's site; None: it names none."""
-
-
-def find_project(folder: Path | None = None) -> Path | None:
-    """The project file of ``folder`` [here]: in it, or in a parent up to the root of its repository; None: none."""
-    here = (folder or Path.cwd()).absolute()
-    parents = [here, *here.parents]
-    root = next((number for number, parent in enumerate(parents) if os.path.exists(parent / ".git")), 0)
-    return next((path for parent in parents[: root + 1] if os.path.isfile(path := parent / FILE)), None)
 
 
 def read_project(path: Path) -> Project:
@@ -68,7 +58,7 @@ def read_project(path: Path) -> Project:
     Raises:
         ConfigError: the file is wrong, or another user owns it and it is not trusted.
     """
-    if path.stat().st_uid not in (0, os.getuid()) and not is_trusted(path, read_file(path).text):
+    if not is_ours(path):
         raise refusal_of_file("project file", path)
     return read_yaml(path, Project, prepare=split_programs)
 
@@ -110,7 +100,7 @@ def with_project(request: JobSpec) -> Requested:
         job = project.jobs[name]
         layers.append(Layer(f"{source}: {name}", _in_folder(replace(job, name=job.name or name), path.parent)))
     program = next((layer.spec.program for layer in reversed(layers) if layer.spec.program), ())
-    return Requested(replace(request, program=(*program, *arguments) if arguments else ()), tuple(layers), project.site)
+    return Requested(replace(request, program=(*program, *arguments) if arguments else ()), tuple(layers))
 
 
 def _only_job(project: Project, path: Path) -> str:

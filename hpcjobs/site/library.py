@@ -14,6 +14,7 @@ from hpcjobs.site import rehearsal
 from hpcjobs.site.centre import find_policies
 from hpcjobs.site.machine import cluster_name, slurm_is_here
 from hpcjobs.site.models import OF_THE_LOADER, Frozen, Site
+from hpcjobs.site.project_file import find_project, read_site_name
 from hpcjobs.site.search import SHIPPED, Layer, find_file, layer_of, list_sites
 from hpcjobs.site.trust import list_untrusted, refusal
 from hpcjobs.site.yaml_file import YamlFile, convert_tree, merge_trees, read_chain, read_yaml
@@ -23,7 +24,7 @@ class UserConfig(Frozen, frozen=True):
     """``~/.config/hpcjobs/config.yaml``."""
 
     site: str | None = None
-    """Site used when neither ``--site`` nor HPCJOBS_SITE says one."""
+    """Site used when neither ``--site``, HPCJOBS_SITE nor a project file says one."""
 
 
 _PREFERENCE: tuple[Layer, ...] = ("user", "centre", "project")
@@ -44,21 +45,24 @@ def default_site() -> str:
         f"this machine belongs to {where}, and no site is named",
         hint="`hpcjobs sites init` writes a site file for this cluster. Where there is one, do one of these:\n"
         "  use --site NAME, or --site local for this machine itself\n"
-        "  set HPCJOBS_SITE=NAME\n"
+        "  write `site: NAME` to hpcjobs.yaml in the project's folder, or set HPCJOBS_SITE=NAME\n"
         f"  write `site: NAME` to {config_dir() / 'config.yaml'}\n"
         f"  write `cluster: {cluster or 'NAME'}` (Slurm's ClusterName) to the site's file",
     )
 
 
 def find_default_site() -> str | None:
-    """HPCJOBS_SITE, else the user's config; else ``local``, or on a machine with a Slurm the site it must be.
+    """HPCJOBS_SITE, else the site of the project file, else that of the user's config; else ``local`` or a Slurm's.
 
-    That is the sandbox's while SLURM_CONF names the sandbox, if the sandbox is like a site. Else it is the Slurm site
-    whose `cluster` is this machine's, or the only one that states no `cluster`, among the files of the user, then of
-    the centre, then of the project; None: there is none, or the first of these layers that has one has several.
+    On a machine with a Slurm that is the sandbox's while SLURM_CONF names the sandbox, if the sandbox is like a site.
+    Else it is the Slurm site whose `cluster` is this machine's, or the only one that states no `cluster`, among the
+    files of the user, then of the centre, then of the project; None: there is none, or the first of these layers that
+    has one has several.
     """
     if name := os.environ.get("HPCJOBS_SITE"):
         return _existing(name, "HPCJOBS_SITE")
+    if (project := find_project()) is not None and (name := read_site_name(project)):
+        return _existing(name, str(project))
     config = config_dir() / "config.yaml"
     if config.is_file() and (name := read_yaml(config, UserConfig).site):
         return _existing(name, str(config))

@@ -89,7 +89,7 @@ def site(here: Path) -> None:
 
 
 OFFERED = {
-    "hel": [],
+    "hel": ["help"],
     "comp": ["completion"],
     "help su": ["submit"],
     "submit --site mi": ["mine"],

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from commandline import ok
 
 from hpcjobs.cli import VERBS
 from hpcjobs.cli.options import SECTIONS
+
+REPOSITORY = Path(__file__).parents[3]
 
 
 def headings(text: str) -> list[str]:
@@ -34,3 +37,12 @@ def test_every_option_of_submit_stands_in_one_section_of_its_help() -> None:
 @pytest.mark.parametrize("verb", [("sweep", "run"), ("scale",)])
 def test_the_own_options_of_a_verb_come_before_those_of_its_jobs(verb: tuple[str, ...]) -> None:
     assert headings(ok(*verb, "--help").out)[:3] == ["Arguments", "Options", "Used most"]
+
+
+def test_help_prints_a_page_of_the_documentation_and_lists_the_pages() -> None:
+    topics = ok("help", "topics").out
+    assert "- **containers**: run a job in an image" in topics
+    assert ok("help", "environment").out == (REPOSITORY / "docs/environment.md").read_text()
+    assert ok("help", "sites.md").out == (REPOSITORY / "docs/sites.md").read_text()
+    assert ok("help", "sweep", "run").out == ok("sweep", "run", "--help").out
+    assert "| 70 |" in ok("help", "exit-codes").out

@@ -181,6 +181,7 @@ CASES = (
     _case("completion bash"),
     _case("doctor", prepare=_installation),
     _case("skill --schema nodes"),
+    _case("help topics", verb="help"),
     _case("why 42"),
     _case("why 45", name="why_pending"),
     _case("why 41", name="why_completed"),

@@ -1,0 +1,54 @@
+"""Where the project file of a folder is, and which site it names for every command in that folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hpcjobs.errors import ConfigError
+from hpcjobs.site.trust import is_trusted
+from hpcjobs.site.yaml_file import read_file
+
+FILE = "hpcjobs.yaml"
+
+
+def find_project(folder: Path | None = None) -> Path | None:
+    """The project file of ``folder`` [here]: in it, or in a parent up to the root of its repository; None: none."""
+    here = (folder or Path.cwd()).absolute()
+    parents = [here, *here.parents]
+    root = next((number for number, parent in enumerate(parents) if os.path.exists(parent / ".git")), 0)
+    return next((path for parent in parents[: root + 1] if os.path.isfile(path := parent / FILE)), None)
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a project file belongs to the user or the system, or is trusted."""
+    return path.stat().st_uid in (0, os.getuid()) or is_trusted(path, read_file(path).text)
+
+
+def read_site_name(path: Path) -> str | None:
+    """The site that a project file names; None where it names none, or where it is another user's and not trusted.
+
+    Raises:
+        ConfigError: the file is no YAML, or ``site`` is not a name.
+    """
+    tree = read_file(path).tree if is_ours(path) else {}
+    name = tree.get("site") if isinstance(tree, dict) else None
+    if name is None:
+        return None
+    try:
+        return check_site_name(name)
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def check_site_name(name: object) -> str:
+    """``name``, if it names a site and not a file.
+
+    Raises:
+        ValueError: it is a path, or no text.
+    """
+    if not isinstance(name, str):
+        raise ValueError(f"site {name!r} is no text")
+    if "/" in name or name.endswith((".yaml", ".yml")):
+        raise ValueError(f"site {name!r} is a path; a project file names a site")
+    return name
