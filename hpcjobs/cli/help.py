@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from hpcjobs.cli import VERBS
-from hpcjobs.cli.output import CommandLineError
+from hpcjobs.cli.arguments import CommandLineError
 from hpcjobs.data import data_folder
 from hpcjobs.errors import list_exit_codes, nearest
 
@@ -27,18 +27,18 @@ def _complete(incomplete: str) -> list[str]:
 @app.command(name="help")
 def explain(
     context: typer.Context,
-    words: Annotated[
+    names: Annotated[
         list[str] | None, typer.Argument(metavar="[COMMAND|TOPIC]...", autocompletion=_complete, show_default=False)
     ] = None,
 ) -> None:
     """Explain a command by its options, or print a topic: `hpcjobs help topics` lists them."""
     root = context.find_root()
-    if not words:
+    if not names:
         print(root.get_help())
-    elif words[0] in VERBS:
-        root.command.main([*words, "--help"], prog_name="hpcjobs")
+    elif names[0] in VERBS:
+        root.command.main([*names, "--help"], prog_name="hpcjobs")
     else:
-        _print_topic(words[0])
+        _print_topic(names[0])
 
 
 def _list_topics() -> dict[str, Path]:

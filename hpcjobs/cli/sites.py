@@ -247,11 +247,11 @@ def _find(file: str) -> Path:
 def _is_whole(path: Path) -> bool:
     """Whether all of the file acts: a template, a recipe or a project file, and no site file."""
     from hpcjobs.containers import recipes
-    from hpcjobs.job import project
     from hpcjobs.job.script import is_template
+    from hpcjobs.site import project_file
 
     return (
-        path.name == project.FILE
+        path.name == project_file.FILE
         or path.suffix == recipes.SUFFIX
         or (path.suffix not in (".yaml", ".yml", "") and is_template(path))
     )

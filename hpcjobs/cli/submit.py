@@ -298,13 +298,14 @@ def init(
     from hpcjobs.errors import RequestError
     from hpcjobs.files import write_beside
     from hpcjobs.job import project
+    from hpcjobs.site import project_file
 
     if schema:
         sys.stdout.write(project.schema_text())
         return
     if not request.program:
         raise RequestError("init needs the program that jobs run", hint="hpcjobs init train.py, or init job.sh")
-    path = Path(project.FILE).absolute()
+    path = Path(project_file.FILE).absolute()
     text = project.project_text(request, site)
     if not dry_run:
         if path.exists() and not force:

@@ -23,17 +23,17 @@ RECORDED = Path(__file__).parents[2] / "data"
 ROOT = typer.main.get_command(app)
 
 
-def commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def commands(command: Any, names: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """The command and all below it, without hidden ones."""
-    yield words
+    yield names
     if hasattr(command, "list_commands"):
         context = command.make_context("hpcjobs", ["x"], resilient_parsing=True)
         for name in command.list_commands(context):
             if not (below := command.get_command(context, name)).hidden:
-                yield from commands(below, (*words, name))
+                yield from commands(below, (*names, name))
 
 
-HELP = {"_".join(("hpcjobs", *words)): words for words in commands(ROOT)}
+HELP = {"_".join(("hpcjobs", *names)): names for names in commands(ROOT)}
 
 MISTAKES = {
     "a_verb_of_slurm": "squeue",
@@ -97,8 +97,8 @@ def readable(text: str) -> str:
     return text.replace(str(Path(__file__).parents[3]), "REPOSITORY")
 
 
-def compare(path: Path, words: tuple[str, ...], answer: Answer, cluster: SampleCluster | None = None) -> None:
-    parts = [f"$ {shlex.join(('hpcjobs', *words))}\n", f"exit code {answer.code}\n", answer.out, answer.err]
+def compare(path: Path, names: tuple[str, ...], answer: Answer, cluster: SampleCluster | None = None) -> None:
+    parts = [f"$ {shlex.join(('hpcjobs', *names))}\n", f"exit code {answer.code}\n", answer.out, answer.err]
     text = readable("".join(parts))
     text = cluster.as_recorded(text) if cluster else text
     if os.environ.get("GOLDEN") == "write":
@@ -110,10 +110,10 @@ def compare(path: Path, words: tuple[str, ...], answer: Answer, cluster: SampleC
 @pytest.mark.parametrize("name", HELP)
 def test_the_help_of_a_command_is_as_recorded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    words = (*HELP[name], "--help")
-    answer = within(*words)
+    names = (*HELP[name], "--help")
+    answer = within(*names)
     assert max(map(len, answer.out.splitlines())) <= 80 or "These options of sbatch" in answer.out
-    compare(RECORDED / "golden_help" / f"{name}.txt", words, answer)
+    compare(RECORDED / "golden_help" / f"{name}.txt", names, answer)
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -122,12 +122,12 @@ def test_the_message_of_a_mistake_is_as_recorded(
 ) -> None:
     """It names what was asked and what to do, and what the scheduler said is not needed to understand it."""
     monkeypatch.setenv("COLUMNS", "80")
-    words = tuple(MISTAKES[name].split())
-    answer = within(*words)
+    names = tuple(MISTAKES[name].split())
+    answer = within(*names)
     assert answer.code not in (0, 1, 70), answer
     assert "Traceback" not in answer.err
     assert re.search(r"(?m)^(?:hpcjobs|Error): ", answer.err), answer
-    compare(RECORDED / "golden_errors" / f"{name}.txt", words, answer, cluster)
+    compare(RECORDED / "golden_errors" / f"{name}.txt", names, answer, cluster)
 
 
 def test_nothing_else_is_recorded() -> None:

@@ -15,6 +15,7 @@ from commandline import Answer, ok, within
 
 import hpcjobs
 from hpcjobs.job import project
+from hpcjobs.site import project_file
 
 TWO = """\
 resources: {ntasks_per_node: 2, time: 1h}
@@ -35,7 +36,7 @@ def repository(here: Path) -> Path:
 
 
 def write(text: str, folder: Path | None = None) -> None:
-    ((folder or Path()) / project.FILE).write_text(text)
+    ((folder or Path()) / project_file.FILE).write_text(text)
 
 
 def explained(*arguments: str) -> dict[str, tuple[str, str]]:
@@ -81,17 +82,23 @@ def test_a_job_is_run_by_its_name_with_further_arguments(repository: Path) -> No
     assert "hpcjobs submit NAME" in message
 
 
-def test_a_program_of_its_own_takes_nothing_from_the_project_file(repository: Path) -> None:
-    write(TWO + "site: nowhere\n")
+def test_a_program_of_its_own_takes_nothing_but_the_site_from_the_project_file(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(TWO)
     assert "env.DATA" not in explained("train.py")
     assert "time" not in explained("hostname")
+    write(TWO + "site: nowhere\n")
     assert "nowhere" in refused("train")
+    assert "nowhere" in refused("hostname")
+    monkeypatch.setenv("HPCJOBS_SITE", "local")
+    assert "env.DATA" not in explained("train.py")
 
 
 def test_the_file_is_found_from_a_folder_of_its_repository_and_not_above_it(repository: Path) -> None:
     write(TWO)
     os.chdir("sub")
-    assert explained("train")["chdir"] == (str(repository), str(repository / project.FILE))
+    assert explained("train")["chdir"] == (str(repository), str(repository / project_file.FILE))
     assert explained("evaluate")["chdir"][0] == str(repository / "sub")
     (repository / ".git").rmdir()
     assert "no program to run" in refused()
@@ -121,11 +128,11 @@ def test_the_file_of_another_user_runs_nothing_until_it_is_trusted(
 ) -> None:
     write("program: train.py\n")
     if os.getuid() == 0:
-        os.chown(project.FILE, 65534, -1)
+        os.chown(project_file.FILE, 65534, -1)
     else:  # who may not give a file away is somebody else here
         monkeypatch.setattr(project, "os", SimpleNamespace(path=os.path, getuid=lambda: 65534))
     assert "is not trusted" in refused("--dry-run")
-    ok("sites", "trust", project.FILE)
+    ok("sites", "trust", project_file.FILE)
     assert command() == ["train.py"]
     write("program: train.py --changed\n")
     assert "is not trusted" in refused("--dry-run")
@@ -134,12 +141,12 @@ def test_the_file_of_another_user_runs_nothing_until_it_is_trusted(
 def test_init_writes_what_submit_then_runs(repository: Path) -> None:
     wrote = ok("init", "-t", "10", "--ntasks-per-node", "2", "--env", "A=b c", "train.py", "--lr", "0 1")
     assert "next: hpcjobs submit" in wrote.err
-    assert wrote.out == Path(project.FILE).read_text()
+    assert wrote.out == Path(project_file.FILE).read_text()
     assert command() == ["train.py", "--lr", "0 1"]
     assert explained()["env.A"] == ("b c", "hpcjobs.yaml")
     again = within("init", "train.py")
     assert (again.code, "--force" in again.err) == (5, True)
-    assert ok("init", "--dry-run", "other.py").out != wrote.out == Path(project.FILE).read_text()
+    assert ok("init", "--dry-run", "other.py").out != wrote.out == Path(project_file.FILE).read_text()
 
 
 def test_init_takes_the_options_of_a_batch_script(repository: Path) -> None:
