@@ -404,8 +404,7 @@ def _session_request() -> Any:
 
 @cache
 def _session() -> Any:
-    from hpcjobs.node.session.files import Connection
-    from hpcjobs.node.session.tunnel import Tunnel
+    from hpcjobs.node.session.files import Connection, Tunnel
 
     connection = derive(Connection) | None
     return extend(SessionAccess, connection=(connection, None), way=(derive(Tunnel) | None, None))

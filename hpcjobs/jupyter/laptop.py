@@ -21,8 +21,7 @@ from typing import Any, NoReturn
 
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.jupyter.remote import Remote
-from hpcjobs.node.session.files import Connection
-from hpcjobs.node.session.tunnel import Tunnel, page
+from hpcjobs.node.session.files import Connection, Tunnel, page
 from hpcjobs.ports import find_free_port, is_free
 from hpcjobs.remote.connection import NoConnectionError
 from hpcjobs.site.models import Site

@@ -8,9 +8,8 @@ from subprocess import TimeoutExpired
 
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Job
-from hpcjobs.node.session.files import Settings
-from hpcjobs.node.session.servers import LEAST, PACKAGES
-from hpcjobs.node.session.tunnel import relay_socket
+from hpcjobs.node.session.agent import LEAST, PACKAGES
+from hpcjobs.node.session.files import Settings, relay_socket
 from hpcjobs.processes.modules import LEAVE_FOLDER
 from hpcjobs.processes.start import run
 

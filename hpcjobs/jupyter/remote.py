@@ -9,7 +9,7 @@ from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 from typing import Any
 
 from hpcjobs.errors import HpcJobsError
-from hpcjobs.node.session.tunnel import Tunnel
+from hpcjobs.node.session.files import Tunnel
 from hpcjobs.processes import start as starting
 from hpcjobs.processes.programs import run_in_terminal
 from hpcjobs.processes.start import run

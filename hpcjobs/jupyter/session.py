@@ -14,8 +14,7 @@ from hpcjobs.jupyter.bundle import fill
 from hpcjobs.jupyter.precheck import check, check_relay
 from hpcjobs.jupyter.request import SessionRequest
 from hpcjobs.node.session import files
-from hpcjobs.node.session.files import Connection, Settings
-from hpcjobs.node.session.tunnel import Tunnel, local_port, page, tunnel
+from hpcjobs.node.session.files import Connection, Settings, Tunnel, local_port, page, tunnel
 from hpcjobs.run import logs
 from hpcjobs.run.control import cancel
 from hpcjobs.run.index import Entry

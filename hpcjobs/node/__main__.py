@@ -2,9 +2,8 @@
 
 import sys
 
-from hpcjobs.node.aftermath import conclude_killed
-from hpcjobs.node.options import parse
-from hpcjobs.node.supervisor import supervise
+from hpcjobs.node.conclude import parse
+from hpcjobs.node.supervisor import conclude_killed, supervise
 
 
 def main() -> int:

@@ -1,15 +1,20 @@
-"""Concludes an attempt: its cause, its line in the history, the state file, and what follows."""
+"""Concludes an attempt: its cause, its line in the history, the state file, and what follows.
 
+A start of a job that has ended, which Slurm sometimes causes, only reports the job's exit code.
+"""
+
+import argparse
 import contextlib
 import os
+import signal
+import time
 from subprocess import TimeoutExpired
-from typing import Iterable, Optional
+from typing import Dict, Iterable, List, NamedTuple, Optional
 
 from hpcjobs.node import decide
-from hpcjobs.node.job_log import JobLog
-from hpcjobs.node.options import Options
 from hpcjobs.node.schedulers import RESUBMITTED, NodeSideScheduler
 from hpcjobs.node.slurm import report
+from hpcjobs.node.step import JobLog
 from hpcjobs.processes import start
 from hpcjobs.record.attempts import (
     Attempt,
@@ -23,6 +28,73 @@ from hpcjobs.record.attempts import (
 from hpcjobs.record.control import REQUEUE_CODE, ControlDir, Running
 from hpcjobs.record.names import STATE
 from hpcjobs.record.state import State, StateFile, read_state_file, write_state
+
+
+class Options(NamedTuple):
+    """Options of the job, and the command that runs one attempt."""
+
+    run_dir: str
+    scheduler: str
+    """``slurm`` or ``local``."""
+    budgets: Dict[str, int]
+    """Cause -> how often it may end an attempt without ending the job."""
+    warning_s: int
+    """How long before the limit Slurm itself signals, and the program hears of it until it has measured better."""
+    signal_before_s: Optional[int]
+    """How long before the limit the user wants the signal; None: as the program measures."""
+    tasks: int
+    """Tasks of the job's one step; 0: several steps, whose ends say nothing about the job."""
+    agents: bool
+    """The tasks are elastic agents, which start ranks again."""
+    may_shrink: bool
+    """Nodes may fail while the rest continues."""
+    nodes: str
+    """Hosts of a job without a scheduler that names them; empty: it says, or this host."""
+    held: bool
+    """The user submitted the job held, and released it once."""
+    notify: List[str]
+    """The command that reports the end, before STATE and EXIT_CODE; empty: nobody wants to know."""
+    command: List[str]
+    argv: List[str]
+    """The options as they were given."""
+
+
+def parse(argv: List[str]) -> Options:
+    """The options in ``argv``; the command follows ``--``."""
+    parser = argparse.ArgumentParser(prog="node.pyz attempts")
+    parser.add_argument("--run-dir", required=True)
+    parser.add_argument("--scheduler", choices=("slurm", "local"), required=True)
+    parser.add_argument("--budgets", type=_budgets, required=True, help="timeout=N,preempt=N,node=N,error=N")
+    parser.add_argument("--warning", type=int, required=True, metavar="S")
+    parser.add_argument("--signal-before", type=int, metavar="S")
+    parser.add_argument("--tasks", type=int, default=0)
+    parser.add_argument("--agents", action="store_true")
+    parser.add_argument("--may-shrink", action="store_true")
+    parser.add_argument("--held", action="store_true")
+    parser.add_argument("--nodes", default="")
+    parser.add_argument("--notify", action="append", default=[], metavar="WORD")
+    parser.add_argument("command", nargs="*")
+    arguments = parser.parse_args(argv)
+    return Options(
+        run_dir=arguments.run_dir,
+        scheduler=arguments.scheduler,
+        budgets=arguments.budgets,
+        warning_s=arguments.warning,
+        signal_before_s=arguments.signal_before,
+        tasks=arguments.tasks,
+        agents=arguments.agents,
+        may_shrink=arguments.may_shrink,
+        nodes=arguments.nodes,
+        held=arguments.held,
+        notify=arguments.notify,
+        command=arguments.command,
+        argv=argv,
+    )
+
+
+def _budgets(text: str) -> Dict[str, int]:
+    return {name: int(count) for name, count in (pair.split("=") for pair in text.split(","))}
+
 
 NOTIFY_S = 120.0
 CANCELLED_CODE = 143
@@ -244,3 +316,60 @@ class CurrentAttempt:
         except OSError as error:
             report(f"attempts.jsonl cannot be corrected: {error.strerror}")
         return continuation.decision
+
+
+REQUEUE_AT_END_S = 15.0
+"""So late after a job's end a busy slurmctld requeues it by itself."""
+
+
+def code_of_finished(job: CurrentAttempt, history: History) -> Optional[int]:
+    """The exit code of a start that has nothing to do; None: it has.
+
+    Slurm may start a job again that has ended: when slurmstepd was killed, or when it was preempted with grace
+    before and requeued itself, for Slurm 24.11 then requeues it once more as it ends. And a job that was submitted
+    twice to continue another one, because the answer of sbatch was lost, must not run beside the one that does.
+    """
+    other = job.control.continued
+    if other not in ("", job.scheduler.job_id) and all(attempt.job_id != other for attempt in history.attempts):
+        report(f"job {other} continues in this run folder: nothing is left to do")
+        return 0
+    last = history.attempts[-1] if history.attempts else None
+    code = job.control.finished_code(job.scheduler.job_id)
+    if code is not None:
+        try:
+            job.control.clear_finished()
+        except OSError as error:
+            report(f"{error.filename} cannot be removed, and a later start would end at once too: {error.strerror}")
+    elif last is not None and last.job_id == job.scheduler.job_id:
+        if last.decision == decide.COMPLETED:
+            code = 0
+        elif last.decision.startswith(RESUBMITTED):
+            code = REQUEUE_CODE
+        elif last.decision.startswith("ended") and requeued_by_slurm(job, history):
+            code = last.exit_code or REQUEUE_CODE
+    if code is not None:
+        if last is None or not last.decision.startswith(RESUBMITTED):  # else the folder is another job's now
+            job.write_earlier_end(code, int(time.time()))
+        report(f"this job has ended: nothing is left to do ({last.decision if last else code})")
+    return code
+
+
+def requeued_by_slurm(job: CurrentAttempt, history: History) -> bool:
+    """Whether Slurm started this ended job again for an old preemption's sake, and not its user.
+
+    Slurm does so at the job's end; a user who requeues a job that failed needs longer to see that it did.
+    """
+    own = [attempt for attempt in history.attempts if attempt.job_id == job.scheduler.job_id]
+    ended = own[-1].ended
+    if ended is None or not any(attempt.cause == decide.PREEMPT for attempt in own[:-1]):
+        return False
+    queued_at = job.scheduler.read_queued_at()
+    return queued_at is not None and queued_at - ended <= REQUEUE_AT_END_S
+
+
+def leave_orphaned(job: CurrentAttempt, code: int) -> None:
+    """Requeue a job whose slurmstepd died: one more short start reports its end to Slurm."""
+    report(f"slurmstepd of this job died: one more start reports exit code {code} to Slurm")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    job.control.write_finished(job.scheduler.job_id, code)
+    job.scheduler.start_again([])

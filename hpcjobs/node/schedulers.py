@@ -1,12 +1,76 @@
-"""What a scheduler does for a job's attempts. The local queue needs little of it."""
+"""What an attempt asks of its scheduler: the time left, the cause of an end, another start."""
 
+import math
 import os
 import time
 from abc import ABC, abstractmethod
-from typing import Dict, List, NamedTuple, Optional
+from subprocess import TimeoutExpired
+from typing import Callable, Dict, List, NamedTuple, Optional
 
 from hpcjobs.node import decide
-from hpcjobs.node.clock import Limit
+from hpcjobs.processes import start
+from hpcjobs.processes.start import Result
+
+
+class Limit(NamedTuple):
+    """What the scheduler says of a job's time limit."""
+
+    left_s: float
+    """Until the limit, when it was read; infinity: there is none."""
+    total_s: float
+
+
+class Clock:
+    """The time a job has left, between two answers of the scheduler."""
+
+    def __init__(self, monotonic: Callable[[], float], limit: Optional[Limit]) -> None:
+        self._monotonic = monotonic
+        self._end, self.total_s = math.inf, math.inf
+        self.update(limit)
+
+    def update(self, limit: Optional[Limit]) -> None:
+        """Take a new answer; None: there was none, and the one before remains valid."""
+        if limit is not None:
+            self._end, self.total_s = self._monotonic() + limit.left_s, limit.total_s
+
+    @property
+    def left_s(self) -> float:
+        return self._end - self._monotonic()
+
+
+def signal_time_s(*, fixed_s: Optional[int], measured_s: int, total_s: float, warning_s: int) -> float:
+    """How long before the limit the program gets its signal.
+
+    As the user wants it, else as the program measured it, else a quarter of the limit, at most ``warning_s``.
+    """
+    if fixed_s is not None:
+        return fixed_s
+    return measured_s or min(total_s / 4, warning_s)
+
+
+TIMEOUT_S = 30.0
+"""slurmctld answers within seconds, or is down."""
+
+
+Run = Callable[[List[str], Dict[str, str]], Result]
+
+
+def run(argv: List[str], env: Dict[str, str]) -> Result:
+    """Run ``argv`` with exactly ``env``. Exit code 127: it could not be started; 124: it did not end in time."""
+    try:
+        return start.run(argv, env=env, timeout_s=TIMEOUT_S, errors="replace")
+    except OSError as error:
+        return Result(127, "", f"{argv[0]}: {error.strerror}")
+    except TimeoutExpired:
+        return Result(124, "", f"{argv[0]} did not answer within {TIMEOUT_S:.0f} s")
+
+
+def outside_job(environ: Dict[str, str]) -> Dict[str, str]:
+    """``environ`` without what Slurm set for this job, and without a user's defaults for Slurm's commands."""
+    ours = ("SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SRUN_", "SCONTROL_", "HPCJOBS_")
+    exceptions = ("SLURM_CONF", "SLURM_CLUSTERS")
+    return {name: value for name, value in environ.items() if name in exceptions or not name.startswith(ours)}
+
 
 KILL_WAIT_S = 30.0
 """Slurm's own default, which most sites leave."""

@@ -8,9 +8,7 @@ import time
 from typing import Callable, Dict, List, Optional
 
 from hpcjobs.node import decide
-from hpcjobs.node.clock import Limit
-from hpcjobs.node.commands import Run, outside_job
-from hpcjobs.node.schedulers import RESUBMITTED, NodeSideScheduler, RestartOutcome
+from hpcjobs.node.schedulers import RESUBMITTED, Limit, NodeSideScheduler, RestartOutcome, Run, outside_job
 from hpcjobs.processes.start import Result
 
 _REASONS = {"TimeLimit": decide.TIMEOUT, "NodeDown": decide.NODE}

@@ -1,4 +1,8 @@
-"""One attempt of a job from its start to the decision about the next one: the process that the job script becomes."""
+"""One attempt of a job from its start to the decision about the next one: the process that the job script becomes.
+
+If that process was killed, the wrapper of rank 0 decides: Slurm gives it some seconds. Slurm ends a job when its batch
+script ends for any reason: the ranks get SIGTERM, save, and leave.
+"""
 
 import math
 import os
@@ -9,19 +13,16 @@ from subprocess import Popen
 from typing import Dict, Optional
 
 from hpcjobs.node import decide, step
-from hpcjobs.node.clock import Clock, signal_time_s
-from hpcjobs.node.commands import run
-from hpcjobs.node.conclude import CANCELLED_CODE, CurrentAttempt
-from hpcjobs.node.finished import code_of_finished, leave_orphaned
-from hpcjobs.node.options import Options
-from hpcjobs.node.schedulers import Local, NodeSideScheduler
+from hpcjobs.node.conclude import CANCELLED_CODE, CurrentAttempt, Options, code_of_finished, leave_orphaned, parse
+from hpcjobs.node.schedulers import Clock, Local, NodeSideScheduler, run, signal_time_s
 from hpcjobs.node.slurm import Slurm, report
 from hpcjobs.processes import tree
 from hpcjobs.processes.events import SignalPipe
 from hpcjobs.processes.fork import adopt_orphans
 from hpcjobs.processes.start import start
+from hpcjobs.processes.tree import is_alive
 from hpcjobs.record.attempts import History, read_history
-from hpcjobs.record.control import Running
+from hpcjobs.record.control import ControlDir, Running
 
 HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 LOOK_S = 5.0
@@ -299,3 +300,26 @@ def script_environ(job: CurrentAttempt, environ: Dict[str, str], clock: Clock) -
     if clock.left_s < math.inf:
         added["HPCJOBS_DEADLINE"] = f"{time.time() + clock.left_s:.0f}"
     return dict(environ, **added)
+
+
+def conclude_killed(control_dir: str) -> int:
+    """Decide about the attempt that ``control_dir`` has running, if its process was killed; exit code 0."""
+    running = ControlDir(os.path.dirname(control_dir)).running()
+    if running is None or running.pid == 0 or running.host != os.uname().nodename:
+        return 0
+    if is_alive(running.pid):
+        return 0
+    options = parse(running.argv)
+    scheduler = connect(options, dict(os.environ))
+    if scheduler.read_cause() == decide.REQUEUED:
+        return 0
+    report(f"the process that decides about this job, {running.pid}, was killed: rank 0 decides")
+    job = CurrentAttempt(
+        options, scheduler, job_id=os.environ.get("SLURM_JOB_ID", ""), nodes=running.nodes, started=running.started
+    )
+    recorded = job.find_recorded(running)
+    if recorded is not None:
+        job.carry_out(recorded, int(time.time()))
+        return 0
+    job.conclude(decide.AttemptEnd(KILLED_CODE, scheduler_cause=decide.NODE), int(time.time()))
+    return 0

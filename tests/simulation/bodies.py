@@ -13,7 +13,7 @@ from typing import Any
 from slurm import Attempt, Job
 from world import Process, World
 
-from hpcjobs.node import job_log, options, supervisor
+from hpcjobs.node import conclude, step, supervisor
 
 TERM, USR1, CHLD = signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD
 
@@ -202,7 +202,7 @@ def with_retries(world: World, work: Work, attempt: Attempt, arguments: Sequence
         given[1] = f"{work.run_dir}/{attempt.job.task}"
         os.makedirs(given[1], exist_ok=True)
     try:
-        return supervisor.supervise(options.parse(given))
+        return supervisor.supervise(conclude.parse(given))
     except Exception as error:
         world.problems.append(f"node.pyz of job {attempt.job.id} ends with {type(error).__name__}: {error}")
         raise
@@ -231,4 +231,4 @@ def body_of(world: World, works: dict[str, Work], arguments: dict[str, list[str]
     return find
 
 
-job_log._OWN = os.devnull
+step._OWN = os.devnull

@@ -24,7 +24,7 @@ from unittest.mock import patch
 from slurm import Slurm
 from world import Killed, World, file_error
 
-from hpcjobs.node import aftermath, step, supervisor
+from hpcjobs.node import step, supervisor
 from hpcjobs.processes import deferred, programs, start
 from hpcjobs.processes.start import Result
 from hpcjobs.run import folder, submission, submit
@@ -322,7 +322,7 @@ def inside(
         patch.object(supervisor, "adopt_orphans", lambda: None),
         patch.object(supervisor, "start", start_script),
         patch.object(step, "rank_processes", lambda job_id: []),
-        patch.object(aftermath, "is_alive", lambda number: ticks(number) is not None),
+        patch.object(supervisor, "is_alive", lambda number: ticks(number) is not None),
         patch.object(sys, "stderr", _Log(world)),
     ]  # fmt: skip
     cluster_name.cache_clear()

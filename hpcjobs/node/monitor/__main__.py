@@ -7,7 +7,7 @@ import sys
 def main() -> int:
     if len(sys.argv) != 4:
         sys.exit("usage: python monitor.pyz RUN_DIR JOB_ID INTERVAL_S")
-    from hpcjobs.node.monitor.watch import watch
+    from hpcjobs.node.monitor.sampler import watch
 
     return watch(sys.argv[1], sys.argv[2], float(sys.argv[3]), os.environ)
 

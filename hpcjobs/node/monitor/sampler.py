@@ -1,13 +1,345 @@
-"""One sample after the other: what the job's processes, its control group and its GPUs say."""
+"""Samples what a job does on this node into its run folder: processes, control group, network and GPUs.
 
+Node 0 of the job writes monitor.jsonl, node N monitor-N.jsonl.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import io
+import json
 import os
+import re
+import signal
+import sys
 import time
 from collections import deque
-from typing import Any, Callable, Deque, Dict, FrozenSet, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Set, Tuple
 
-from hpcjobs.node.monitor.cgroup import JobGroup
-from hpcjobs.node.monitor.gpus import GpuReader
-from hpcjobs.node.monitor.job_processes import JobProcesses, Usage
+from hpcjobs.processes.events import SignalPipe
+from hpcjobs.record.names import monitor_name
+
+_JOB = re.compile(r"(.*/job_\d+)(?:/|$)")
+_NO_LIMIT = 1 << 60
+"""Version 1 writes a number as large as this for "no limit"."""
+
+
+class JobGroup:
+    """The group of the job that this process is in; every value is None where the kernel does not have it."""
+
+    def __init__(self, root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> None:
+        self._root = root
+        self._memory = _folder(root, own, "memory")
+        self._cpu = _folder(root, own, "cpuacct")
+
+    def used_bytes(self) -> Optional[int]:
+        """Memory that the kernel cannot simply take back: anonymous and shared pages, without caches of files."""
+        stat = _table(self._memory, "memory.stat")
+        for names in (("total_rss", "total_shmem"), ("anon", "shmem")):
+            if names[0] in stat:
+                return stat[names[0]] + stat.get(names[1], 0)
+        return None
+
+    def limit_bytes(self) -> Optional[int]:
+        """The least limit of the job's group and of all groups that it lies in."""
+        limits = []
+        folder = self._memory or self._root
+        while folder != self._root:
+            texts = [_text(folder, name) for name in ("memory.max", "memory.limit_in_bytes")]
+            limits += [int(text) for text in texts if text is not None and text.isdigit()]
+            folder = os.path.dirname(folder)
+        return min((limit for limit in limits if limit < _NO_LIMIT), default=None)
+
+    def cpu_s(self) -> Optional[float]:
+        """CPU time of all processes that were ever in the group."""
+        usage = _table(self._cpu, "cpu.stat").get("usage_usec")
+        if usage is not None:
+            return usage / 1e6
+        text = _text(self._cpu, "cpuacct.usage")
+        return int(text) / 1e9 if text is not None and text.isdigit() else None
+
+
+def _folder(root: str, own: str, controller: str) -> Optional[str]:
+    """Where the job's group is mounted: the ``job_N`` above this process."""
+    try:
+        with open(own) as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        match = _JOB.match(path)
+        if match is None or (controllers and controller not in controllers.split(",")):
+            continue
+        candidates = [root + match.group(1)] if not controllers else [
+            os.path.join(root, name) + match.group(1) for name in (controllers, controller)
+        ]  # fmt: skip
+        for candidate in candidates:
+            if os.path.isdir(candidate):
+                return candidate
+    return None
+
+
+def _text(folder: Optional[str], name: str) -> Optional[str]:
+    if folder is None:
+        return None
+    try:
+        with open(os.path.join(folder, name)) as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
+def _table(folder: Optional[str], name: str) -> Dict[str, int]:
+    """Lines of ``key value``."""
+    arguments = (line.split() for line in (_text(folder, name) or "").splitlines())
+    return {pair[0]: int(pair[1]) for pair in arguments if len(pair) == 2 and pair[1].isdigit()}
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+
+def load_library() -> Optional[Any]:
+    """None: this node has no NVIDIA driver."""
+    try:
+        return ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+
+
+_OF_OTHER_VENDORS = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+_NONE_HELD = ("", "-1", "NoDevFiles")
+"""What Slurm and users write for "no GPU"."""
+
+
+class GpuReader:
+    """Those that the job holds: of CUDA_VISIBLE_DEVICES, else all that the node lets it see."""
+
+    are_held: bool
+    """Also those that cannot be read: of another vendor, or without a driver's library."""
+
+    def __init__(self, environ: Mapping[str, str], library: Optional[Any]) -> None:
+        self._library = library
+        self._handles: List[ctypes.c_void_p] = []
+        held = environ.get("CUDA_VISIBLE_DEVICES", environ.get("SLURM_JOB_GPUS"))
+        others = [environ[name] for name in _OF_OTHER_VENDORS if name in environ]
+        self.are_held = any(names not in _NONE_HELD for names in (others if held is None else [held, *others]))
+        if library is None or held in _NONE_HELD or library.nvmlInit_v2() != 0:
+            return
+        count = ctypes.c_uint()
+        if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+            return
+        for name in range(count.value) if held is None else held.split(","):
+            handle = ctypes.c_void_p()
+            if isinstance(name, str) and not name.isdigit():
+                code = library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle))
+            else:
+                code = library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(int(name)), ctypes.byref(handle))
+            if code == 0:
+                self._handles.append(handle)
+        self.are_held = self.are_held or bool(self._handles)
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def read(self) -> Dict[str, Optional[float]]:
+        """Read mean utilisation and hottest temperature of all GPUs, sums of memory and power; None: not measured."""
+        percents = self._each(_Utilization, "nvmlDeviceGetUtilizationRates", lambda value: value.gpu)
+        used = self._each(_Memory, "nvmlDeviceGetMemoryInfo", lambda value: value.used)
+        watts = self._each(ctypes.c_uint, "nvmlDeviceGetPowerUsage", lambda value: value.value / 1e3)
+        degrees = self._each(ctypes.c_uint, "nvmlDeviceGetTemperature", lambda value: value.value, 0)
+        return {
+            "gpu_percent": sum(percents) / len(percents) if percents else None,
+            "gpu_memory_bytes": sum(used) if used else None,
+            "gpu_power_w": sum(watts) if watts else None,
+            "gpu_temperature_c": max(degrees) if degrees else None,
+        }
+
+    def _each(self, kind: Any, function: str, take: Callable[[Any], float], *arguments: int) -> List[float]:
+        """What a device does not tell (a part of a GPU has no utilisation of its own) is left out."""
+        answers = []
+        for handle in self._handles:
+            value = kind()
+            if getattr(self._library, function)(handle, *arguments, ctypes.byref(value)) == 0:
+                answers.append(float(take(value)))
+        return answers
+
+
+_PAGE, _TICKS = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
+_STAT_BYTES = 4096
+_RANKS = (b"RANK", b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK", b"PMI_RANK", b"SLURM_PROCID")
+"""Variables that name a rank, the first one counts; SLURM_PROCID only within a step: a batch script has it too."""
+
+
+class Usage(NamedTuple):
+    """Of all processes of the job that may be read."""
+
+    memory_bytes: int
+    """Shared pages count once, in shares (PSS); 0 if memory was not to be read."""
+    memory_source: str
+    """``pss``; ``rss`` where the share of a process could not be read: shared memory then counts for each."""
+    cpu_s: float
+    """Also that of processes that have ended since the first look, as far as they were seen or waited for."""
+    read_bytes: int
+    written_bytes: int
+    ranks: FrozenSet[int]
+    cores: FrozenSet[int]
+    """Cores that the ranks, where there are none all of them, may run on."""
+    requested_bytes: Optional[int]
+    """Memory that the job has on this node by Slurm's variables; None: they do not say."""
+
+
+class _Described(NamedTuple):
+    """What the environment of a process says, as long as it runs the same program."""
+
+    key: bytes
+    is_of_the_job: bool
+    rank: Optional[int] = None
+    requested_bytes: int = 0
+
+
+class _Spent(NamedTuple):
+    """CPU time of a process and of its children that ended and that it has waited for."""
+
+    parent: int
+    start: bytes
+    cpu_s: float
+
+
+class JobProcesses:
+    """Reads /proc; what it has learnt of a process is kept until the process runs another program or ends."""
+
+    def __init__(self, job_id: str, *, proc: str = "/proc") -> None:
+        self._marks = {b"HPCJOBS_JOB_ID=" + job_id.encode(), b"SLURM_JOB_ID=" + job_id.encode()}
+        self._proc, self._own, self._user = proc, os.getpid(), os.geteuid()
+        self._known: Dict[int, _Described] = {}
+        self._spent: Dict[int, _Spent] = {}
+        self._ended_s = 0.0
+
+    def read(self, *, memory: bool = True) -> Usage:
+        """What the job's processes use now; without ``memory`` faster, where the job's control group counts it."""
+        seen: Dict[int, _Described] = {}
+        spent: Dict[int, _Spent] = {}
+        held = read = written = 0
+        memory_source = "pss"
+        ranks: Set[int] = set()
+        pids: List[int] = []
+        rank_pids: List[int] = []
+        for name in os.listdir(self._proc):
+            if not name.isdigit() or int(name) == self._own:
+                continue
+            pid = int(name)
+            fields = self._stat(pid)
+            if fields is None:
+                continue
+            before = self._known.get(pid)
+            # A process that starts another program keeps its number and its start.
+            key = fields[-1] + fields[19]
+            described = before if before is not None and before.key == key else self._describe(pid, key)
+            seen[pid] = described
+            if not described.is_of_the_job:
+                continue
+            spent[pid] = _Spent(int(fields[1]), fields[19], sum(map(int, fields[11:15])) / _TICKS)
+            if fields[0] == b"Z":  # its time is its parent's once the parent has waited for it
+                continue
+            pids.append(pid)
+            if memory:
+                share = self._proportional_bytes(pid)
+                held += int(fields[21]) * _PAGE if share is None else share
+                memory_source = "rss" if share is None else memory_source
+            storage = self._storage(pid)
+            read, written = read + storage[0], written + storage[1]
+            if described.rank is not None:
+                ranks.add(described.rank)
+                rank_pids.append(pid)
+        self._ended_s += sum(last.cpu_s for pid, last in self._spent.items() if not self._is_counted(pid, spent))
+        self._known, self._spent = seen, spent
+        cpu_s = self._ended_s + sum(process.cpu_s for process in spent.values())
+        requested = max((seen[pid].requested_bytes for pid in pids), default=0)
+        cores = _cores(rank_pids or pids)
+        return Usage(held, memory_source, cpu_s, read, written, frozenset(ranks), cores, requested or None)
+
+    def _is_counted(self, pid: int, spent: Dict[int, _Spent]) -> bool:
+        """Whether ``spent`` has the time of a process seen before: as its own, or as that of a parent of the job."""
+        for _ in range(len(self._spent)):
+            last = self._spent.get(pid)
+            if last is None:
+                return False
+            if pid in spent and spent[pid].start == last.start:
+                return True
+            pid = last.parent
+        return False
+
+    def _stat(self, pid: int) -> Optional[List[bytes]]:
+        """The fields from the state on, and the program's name behind them; None: ended, or another user's."""
+        try:
+            if self._user and os.stat(f"{self._proc}/{pid}").st_uid != self._user:
+                return None  # it may not be read, and half of what a sample costs are such processes
+            file = os.open(f"{self._proc}/{pid}/stat", os.O_RDONLY)
+        except OSError:
+            return None
+        try:
+            head, _, rest = os.read(file, _STAT_BYTES).rpartition(b")")
+        except OSError:
+            return None
+        finally:
+            os.close(file)
+        fields = rest.split()
+        return None if fields[0] == b"X" else [*fields, head.partition(b"(")[2]]
+
+    def _describe(self, pid: int, key: bytes) -> _Described:
+        """What may not be read is not the job's."""
+        try:
+            with open(f"{self._proc}/{pid}/environ", "rb") as file:
+                entries = set(file.read().split(b"\0"))
+        except OSError:
+            return _Described(key, False)
+        if not self._marks & entries or b"HPCJOBS_MONITOR=1" in entries:
+            return _Described(key, False)
+        variables = dict(entry.partition(b"=")[::2] for entry in entries)
+        for name in _RANKS:
+            text = variables.get(name, b"")
+            if text.isdigit() and (name != b"SLURM_PROCID" or variables.get(b"SLURM_STEP_ID", b"").isdigit()):
+                return _Described(key, True, int(text), _requested_bytes(variables))
+        return _Described(key, True, None, _requested_bytes(variables))
+
+    def _proportional_bytes(self, pid: int) -> Optional[int]:
+        """Memory of a process, its share of what it has in common with others (Linux 4.14); None: not to be read."""
+        try:
+            with open(f"{self._proc}/{pid}/smaps_rollup", "rb") as file:
+                line = next((line for line in file if line.startswith(b"Pss:")), None)
+        except OSError:
+            return None
+        return None if line is None else int(line.split()[1]) << 10
+
+    def _storage(self, pid: int) -> Tuple[int, int]:
+        try:
+            with open(f"{self._proc}/{pid}/io", "rb") as file:
+                values = dict(line.split(b": ") for line in file.read().splitlines())
+        except (OSError, ValueError):
+            return 0, 0
+        return int(values.get(b"read_bytes", 0)), int(values.get(b"write_bytes", 0))
+
+
+def _requested_bytes(variables: Mapping[bytes, bytes]) -> int:
+    """Slurm counts megabytes, for the node or for each of its cores; 0 is all of the node, of which it says no more."""
+    texts = (variables.get(name, b"") for name in (b"SLURM_MEM_PER_NODE", b"SLURM_MEM_PER_CPU", b"SLURM_CPUS_ON_NODE"))
+    per_node, per_cpu, cpus = (int(text) if text.isdigit() else 0 for text in texts)
+    return (per_node or per_cpu * cpus) << 20
+
+
+def _cores(pids: List[int]) -> FrozenSet[int]:
+    cores: Set[int] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            cores |= os.sched_getaffinity(pid)
+    return frozenset(cores)
+
 
 IDLE_PERCENT = 5.0
 """Below it, GPUs (where there are none, cores) count as idle."""
@@ -100,3 +432,107 @@ def _network() -> Tuple[int, int]:
     except OSError:
         return 0, 0
     return received, sent
+
+
+SCHEMA = "hpcjobs.monitor/1"
+_FRESH = 3
+"""A file written within so many intervals has a writer, unless its last line says that it has ended."""
+_END = "end"
+
+
+def watch(run_dir: str, job_id: str, interval_s: float, environ: Mapping[str, str]) -> int:
+    """Sample until SIGTERM. Where somebody samples this node already, say so and leave: 1 if it is another job."""
+    signals = SignalPipe(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+    node = int(environ.get("SLURM_NODEID", "0"))
+    path = os.path.join(run_dir, monitor_name(node))
+    with io.FileIO(path, "a") as file:
+        writer = _writer(path, interval_s)
+        if not _lock(file) or (writer is not None and _grows(path, signals, interval_s)):
+            print(f"hpcjobs: {writer or 'another sampler'} samples {path} already", file=sys.stderr)
+            return 0 if _head(path).get("job_id") in (job_id, None) else 1
+        _sample(file, path, signals, job_id, interval_s, environ)
+    return 0
+
+
+def _sample(
+    file: io.FileIO, path: str, signals: SignalPipe, job_id: str, interval_s: float, environ: Mapping[str, str]
+) -> None:
+    """Append samples until SIGTERM; those of another node or job, an attempt before this one, are removed first."""
+    sampler = NodeSampler(JobProcesses(job_id), JobGroup(), GpuReader(environ, load_library()))
+    host = environ.get("SLURMD_NODENAME") or os.uname().nodename
+    head = _head(path)
+    if (head.get("host"), head.get("job_id")) == (host, job_id) and isinstance(head.get("started_at"), float):
+        if not _has_complete_lines(path):
+            file.write(b"\n")
+    else:
+        file.truncate(0)
+        head = {"kind": "monitor", "schema": SCHEMA, "host": host, "interval_s": interval_s, "started_at": time.time()}
+        head["job_id"] = job_id
+        _append(file, head)
+    last = False
+    while not last:
+        # Slurm and users signal all steps of a job: USR1 and USR2 are for the program.
+        came = signals.wait(interval_s)
+        last = any(number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) for number in came)
+        if came and not last:
+            continue
+        line: Dict[str, Any] = {"kind": "sample", "time_s": round(time.time() - head["started_at"], 3)}
+        line.update(sampler.sample())
+        _append(file, line)
+    _append(file, {"kind": _END})
+
+
+def _lock(file: io.FileIO) -> bool:
+    """Keep other samplers of this node away; where the file system has no locks, the file's age alone does."""
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def _append(file: io.FileIO, line: Dict[str, Any]) -> None:
+    """A sample that a full disk does not take is lost; the next one is tried anew."""
+    try:
+        file.write(json.dumps(line).encode() + b"\n")
+    except OSError as error:
+        print(f"hpcjobs: a sample is lost: {error.strerror}", file=sys.stderr)
+
+
+def _grows(path: str, signals: SignalPipe, interval_s: float) -> bool:
+    """Whether a line comes in the time of some intervals: a sampler that was killed may have written just before."""
+    size = os.path.getsize(path)
+    return any(signals.wait(interval_s) or os.path.getsize(path) != size for _ in range(_FRESH))
+
+
+def _head(path: str) -> Dict[str, Any]:
+    """The first line; empty where there is none that can be read."""
+    try:
+        with open(path, "rb") as file:
+            head = json.loads(file.readline().decode())
+    except (OSError, ValueError):
+        return {}
+    return head if isinstance(head, dict) else {}
+
+
+def _has_complete_lines(path: str) -> bool:
+    """Whether the last line ends: of a sampler that was killed it may not."""
+    with open(path, "rb") as file:
+        return not file.seek(0, 2) or (file.seek(-1, 2), file.read())[1] == b"\n"
+
+
+def _writer(path: str, interval_s: float) -> Optional[str]:
+    """The host that writes to ``path`` now; None: nobody does. A line that is being written is a sign of somebody."""
+    try:
+        status = os.stat(path)
+        with open(path, "rb") as file:
+            lines = file.read().split(b"\n")
+    except OSError:
+        return None
+    head = _head(path)
+    if not status.st_size or time.time() - status.st_mtime >= _FRESH * float(head.get("interval_s", interval_s)):
+        return None
+    has_ended = lines[-1] == b"" and lines[-2] == json.dumps({"kind": _END}).encode()
+    return None if has_ended else str(head.get("host", "another sampler"))

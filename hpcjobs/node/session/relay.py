@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcjobs.node.session import files
-from hpcjobs.node.session.tunnel import relay_socket
+from hpcjobs.node.session.files import relay_socket
 from hpcjobs.processes.start import start_async
 
 WINDOW = 1 << 18

@@ -5,8 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from hpcjobs.node.session.files import Connection, Settings
-from hpcjobs.node.session.tunnel import page, tunnel
+from hpcjobs.node.session.files import Connection, Settings, page, tunnel
 
 RUN_DIR = Path("/shared/it's mine/run")
 

@@ -17,10 +17,7 @@ import pytest
 from interpreters import interpreter
 from waiting import eventually
 
-from hpcjobs.node.monitor.cgroup import JobGroup
-from hpcjobs.node.monitor.gpus import GpuReader
-from hpcjobs.node.monitor.job_processes import JobProcesses
-from hpcjobs.node.monitor.sampler import NodeSampler
+from hpcjobs.node.monitor.sampler import GpuReader, JobGroup, JobProcesses, NodeSampler
 from hpcjobs.pyz import pack
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcjobs.node.clock import Clock, Limit, signal_time_s
 from hpcjobs.node.decide import CANCELLED, NODE, PREEMPT, REQUEUED, TIMEOUT, AttemptEnd, decide, find_cause
+from hpcjobs.node.schedulers import Clock, Limit, signal_time_s
 from hpcjobs.node.step import ENDED_GRACE_S, FAILED_GRACE_S, MISSING_GRACE_S, StepWatch
 from hpcjobs.record.attempts import Attempt, History, append_attempt, count_unrecorded, read_history, replace_last
 

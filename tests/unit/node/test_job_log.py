@@ -11,7 +11,7 @@ from gpu_error_texts import COUNTERS, GpuErrorText, read_texts
 
 ASK = """
 import sys
-from hpcjobs.node.job_log import JobLog
+from hpcjobs.node.step import JobLog
 log = JobLog()
 sys.stderr.write(sys.argv[1] + "\\n")
 sys.stderr.flush()

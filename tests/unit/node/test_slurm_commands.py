@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hpcjobs.node.commands import outside_job
+from hpcjobs.node.schedulers import outside_job
 from hpcjobs.node.slurm import Slurm
 from hpcjobs.processes.start import Result
 
