@@ -23,6 +23,7 @@ _SHARED = (
     "record/__init__.py",
     "record/attempts.py",
     "record/control.py",
+    "record/figures.py",
     "record/names.py",
     "record/state.py",
     "record/text.py",

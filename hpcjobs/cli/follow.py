@@ -365,7 +365,7 @@ class _Changes:
             if progress is not None:
                 self._bars.show(
                     f"job {job_id}",
-                    progress.step.step,
+                    progress.step.step or 0,
                     progress.total_steps,
                     text=progress.step.describe(progress.of_total),
                     remaining_s=progress.remaining_s,

@@ -84,7 +84,7 @@ def _progress(row: ListedJob) -> str:
     if progress is None:
         return ""
     loss = progress.step.loss_text if progress.step.has_diverged else None
-    return ", ".join(filter(None, (progress.of_total, progress.time_left, loss)))
+    return ", ".join(filter(None, (progress.of_total, progress.time_left, loss, progress.step.figures)))
 
 
 def _fold(rows: Sequence[ListedJob]) -> Line:

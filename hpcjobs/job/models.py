@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 from hpcjobs.site.checks import check_duration, check_job_name
+from hpcjobs.site.figures import Figure, check_figures, check_metrics
 from hpcjobs.site.models import (
     Affinity,
     AppliedPolicy,
@@ -72,6 +73,12 @@ class JobSpec(Frozen, frozen=True):
     monitor: Annotated[
         bool | None, Flag("Sample the load of each node beside the program, as hpcjobs monitor does.")
     ] = None
+    metric: Annotated[
+        tuple[str, ...],
+        Flag("Figure of merit in the log: 'tokens/s (\\S+)', json:PATH, or a preset such as lammps; may be repeated."),
+    ] = ()
+    figures: dict[str, Figure | str | None] = {}
+    """Figures of merit by name, as ``--metric`` reads them; the first one is the figure of the run."""
     no_check: Annotated[bool | None, Flag("Do not check the program and the trainer's flags before submission.")] = None
 
     def __post_init__(self) -> None:
@@ -84,6 +91,8 @@ class JobSpec(Frozen, frozen=True):
         for field in ("spare", "min_nodes"):
             if (count := getattr(self, field)) is not None and count < 1:
                 raise ValueError(f"{field} must be 1 or more, not {count}")
+        check_figures(self.figures)
+        check_metrics(self.metric)
         for name, value in self.env.items():
             if not name.isidentifier() or not name.isascii():
                 raise ValueError(f"env {name!r} is no name of an environment variable")
@@ -214,6 +223,8 @@ class Job(Frozen, frozen=True):
     """The centre's policies that hold for it."""
     monitor: bool = False
     """Whether a sampler runs beside the program on each node."""
+    figures: dict[str, Figure] = {}
+    """Figures of merit that are read from the log, by name; the first one is the figure of the run."""
     notify: tuple[str, ...] = ()
     """Options of ``notify.sh``, which reports the job's end; empty: nothing does."""
     layers: tuple[Layer, ...] = ()

@@ -39,6 +39,7 @@ from hpcjobs.job.models import Inside, Job, JobSpec, Layer
 from hpcjobs.job.program import check_program, default_name, program_argv, trainers
 from hpcjobs.job.script import locate_run_root
 from hpcjobs.runtime.hostlist import hosts_of
+from hpcjobs.site.figures import Figure, named_figures, parse_metric
 from hpcjobs.site.models import Partition, Resources, Site
 from hpcjobs.site.resources import node_range
 from hpcjobs.units import time_limit_s
@@ -139,6 +140,7 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
         min_nodes=spec.min_nodes,
         container=inside,
         monitor=_monitor(spec),
+        figures=_merge_figures(layers, site),
         notify=notify_words(spec, site, name),
         layers=tuple(layer for layer in layers if layer.spec != JobSpec() or layer.batch_script is not None),
     )
@@ -146,6 +148,18 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
     check_srun(job)
     check_limits(job, site, partitions)
     return job
+
+
+def _merge_figures(layers: Sequence[Layer], site: Site) -> dict[str, Figure]:
+    """The figures of all layers by name, those of the last layer first; null leaves one of a lower layer out."""
+    merged: dict[str, Figure | None] = {}
+    stated = [named_figures(site.figures)]
+    for layer in layers:
+        stated.append(named_figures(layer.spec.figures))
+        stated += [{**parse_metric(text)} for text in reversed(layer.spec.metric)]
+    for figures in reversed(stated):
+        merged |= {name: figure for name, figure in figures.items() if name not in merged}
+    return {name: figure for name, figure in merged.items() if figure is not None}
 
 
 def _monitor(spec: JobSpec) -> bool:
@@ -160,7 +174,7 @@ def _merge_layers(layers: Sequence[Layer]) -> tuple[JobSpec, dict[str, str]]:
     fields: dict[str, Any] = {"env": {}}
     sources: dict[str, str] = {}
     for source, spec, own_sources, script in layers:
-        for field in set(JobSpec.__struct_fields__) - {"resources", "env"}:
+        for field in set(JobSpec.__struct_fields__) - {"resources", "env", "figures", "metric"}:
             value = getattr(spec, field)
             if value in (None, ()):
                 continue

@@ -12,6 +12,7 @@ from pathlib import Path
 from string import Template
 
 import jinja2
+import msgspec
 from msgspec.structs import replace
 
 from hpcjobs import __version__
@@ -105,6 +106,8 @@ def _marked_lines(script: str) -> Iterator[str]:
 SUFFIX = ".sh.j2"
 MONITOR_PROGRAM = "monitor.pyz"
 """The sampler, in the run folder."""
+FIGURES_PROGRAM = "figures.pyz"
+"""The reader of the log, in the run folder."""
 
 
 def template_folders() -> tuple[Path, ...]:
@@ -213,6 +216,7 @@ def _context(job: Job, run_dir: Path) -> dict[str, object]:
         "omp_threads": omp_threads(job),
         "step_tasks": job.nodes if job.launcher == "torchrun" else job.ntasks,
         "monitor_words": command_line((job.node_python, "-I", str(run_dir / MONITOR_PROGRAM))),
+        "figures_words": command_line((job.node_python, "-I", str(run_dir / FIGURES_PROGRAM), *_figures_options(job))),
         "attempts_options": command_line(_attempts_options(job)) if job.retries else "",
         "notify_options": command_line(job.notify),
         "requeue_code": int(ExitCode.REQUEUE),
@@ -258,6 +262,16 @@ def _attempts_options(job: Job) -> tuple[str, ...]:
         *(("--held",) if job.resources.hold else ()),
         *(("--nodes", ",".join(job.hosts)) if job.hosts else ()),
     )
+
+
+def _figures_options(job: Job) -> tuple[str, ...]:
+    """Arguments of ``figures.pyz``, before those that only the node knows."""
+    rules = [
+        {"name": name, "pattern": figure.pattern, "json_path": figure.json, "unit": figure.unit_text,
+         "better": figure.better, "take": figure.take}
+        for name, figure in job.figures.items()
+    ]  # fmt: skip
+    return job.name, str(job.ntasks), msgspec.json.encode(rules).decode()
 
 
 def _first_words(job: Job) -> tuple[str, ...]:
@@ -344,6 +358,7 @@ def files_of_submit(job: Job) -> tuple[str, ...]:
     return (
         *(("node.pyz",) if job.retries else ()),
         *((MONITOR_PROGRAM,) if job.monitor else ()),
+        *((FIGURES_PROGRAM,) if job.figures else ()),
         *(("code",) if job.snapshot else ()),
         *(("batch_script",) if job.batch_script is not None else ()),
     )

@@ -60,7 +60,10 @@ def _convert(raw: Any, kind: Any, name: str) -> Any:
     if hasattr(kind, "_fields"):
         return _convert_fields(raw, kind, name)
     if kind is float and type(raw) in (int, float):
-        return float(raw)
+        try:
+            return float(raw)
+        except OverflowError as error:
+            raise ValueError(f"{name} is too large") from error
     if kind is int and type(raw) is float and raw.is_integer():  # 3.0: what a program of another language may write
         return int(raw)
     if getattr(kind, "__origin__", None) in (list, list) and isinstance(raw, list):

@@ -5,6 +5,7 @@
       shell/            what job.sh uses on the node, in bash
       batch_script      the user's own, which job.sh runs, where the job is one
       node.pyz          what decides about further attempts on the node, with --retries
+      figures.pyz       what reads figures of merit from the log, where the job has some; figures.log
       monitor.pyz       what samples the nodes, with --monitor or hpcjobs monitor; monitor.log
       attempts.jsonl, control/   how its attempts ended; where program and node.pyz meet
       manifest.json     every resolved value with its source; versions; git commit
@@ -14,7 +15,7 @@
       logs/             NAME_ID.out
       state.json        written by the job: where it stands, how it ended
       accounting.json   the scheduler's last record of the job, once it has been read
-      metrics.jsonl, summary.json, checkpoints/   from the trainer
+      metrics.jsonl, summary.json, checkpoints/   from the trainer, or figures of its log
 
 Tasks of a job array have the part below ``logs/`` in a folder of their own, named by the index.
 """
@@ -36,7 +37,7 @@ from hpcjobs import __version__
 from hpcjobs.errors import CommandMissingError, HpcJobsWarning, RequestError
 from hpcjobs.files import file_name, write_beside
 from hpcjobs.job.models import Plan
-from hpcjobs.job.script import MONITOR_PROGRAM, SHELL_FOLDER, shell_files
+from hpcjobs.job.script import FIGURES_PROGRAM, MONITOR_PROGRAM, SHELL_FOLDER, shell_files
 from hpcjobs.processes.programs import Result, Runner, run
 from hpcjobs.pyz import pack
 from hpcjobs.record.names import MANIFEST
@@ -139,6 +140,8 @@ def _fill(plan: Plan, code: CodeState | None) -> None:
         write_beside(plan.run_dir / NODE_PROGRAM, pack("hpcjobs.node"))
     if job.monitor:
         write_beside(plan.run_dir / MONITOR_PROGRAM, pack("hpcjobs.node.monitor"))
+    if job.figures:
+        write_beside(plan.run_dir / FIGURES_PROGRAM, pack("hpcjobs.node.figures"))
     write_shell_files(plan.run_dir, plan.script)
     if job.batch_script is not None:
         write_beside(plan.run_dir / BATCH_SCRIPT, job.batch_script, mode=0o700)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Annotated, NamedTuple
@@ -31,9 +31,10 @@ _SPEED_LINES = 20
 
 
 class StepProgress(msgspec.Struct, frozen=True):
-    """A `step` line of metrics.jsonl, as far as it is shown."""
+    """A `step` line of metrics.jsonl, as far as it is shown; of a log with figures alone the newest of these."""
 
-    step: Annotated[int, msgspec.Meta(ge=0, le=_MOST_STEPS)]
+    step: Annotated[int, msgspec.Meta(ge=0, le=_MOST_STEPS)] | None = None
+    """None: the program writes no steps, and the figures are from its log."""
     epoch: int | float | None = None
     loss: float | None = None
     throughput: float | None = None
@@ -42,15 +43,19 @@ class StepProgress(msgspec.Struct, frozen=True):
     """Since the trainer's start."""
     diverged_at: int | None = None
     """The first step after the last finite loss, where the newest is none. None: the last lines do not show it."""
+    figures: str | None = None
+    """The newest value of each figure of the log: ``1,003 tokens/s, loss 2.4``."""
 
     def __str__(self) -> str:
         return self.describe(f"{self.step}")
 
     def describe(self, step: str) -> str:
         """All that is known, with ``step`` in the place of the number."""
-        arguments = [f"step {step}"]
+        arguments = [] if self.step is None else [f"step {step}"]
         arguments += [] if self.epoch is None else [f"epoch {self.epoch:g}"]
         arguments += [] if self.loss is None else [self.loss_text]
+        if self.figures is not None:
+            return ", ".join([*arguments, self.figures])
         arguments += [] if self.throughput is None else [f"{self.throughput:,.0f} {self.unit or ''}".rstrip()]
         return ", ".join(arguments)
 
@@ -65,6 +70,20 @@ class StepProgress(msgspec.Struct, frozen=True):
     def has_diverged(self) -> bool:
         """The loss is NaN or infinite."""
         return self.loss is not None and not math.isfinite(self.loss)
+
+
+class FigureRow(msgspec.Struct, frozen=True):
+    """A `figure` line of metrics.jsonl: a value that was read from the log."""
+
+    name: str
+    value: float
+    unit: str = ""
+    time_s: float | None = None
+
+    def __str__(self) -> str:
+        number = f"{self.value:,.0f}" if abs(self.value) >= 1000 else f"{self.value:.4g}"
+        own_name = "" if self.name == self.unit else f"{self.name} "
+        return f"{own_name}{number} {self.unit}".rstrip()
 
 
 class _RunLines(msgspec.Struct, frozen=True):
@@ -88,18 +107,21 @@ class Progress(msgspec.Struct, frozen=True):
     @property
     def share(self) -> float | None:
         """The part of all steps that is done, 0 to 1; None where the trainer did not write how many there are."""
-        return min(1.0, self.step.step / self.total_steps) if self.total_steps else None
+        step = self.step.step
+        return min(1.0, step / self.total_steps) if self.total_steps and step is not None else None
 
     @property
     def remaining_s(self) -> float | None:
         """How long the steps that are left take at the speed of the last ones."""
-        if self.total_steps is None or not self.steps_per_s:
+        if self.total_steps is None or not self.steps_per_s or self.step.step is None:
             return None
         return max(0, self.total_steps - self.step.step) / self.steps_per_s
 
     @property
     def of_total(self) -> str:
-        """``120/1000``, or ``120`` where the number of steps is not known."""
+        """``120/1000``, or ``120`` where the number of steps is not known; of a log with figures alone nothing."""
+        if self.step.step is None:
+            return ""
         return f"{self.step.step}" if self.total_steps is None else f"{self.step.step}/{self.total_steps}"
 
     @property
@@ -157,10 +179,9 @@ class RunLines:
 
 
 def newest_step(run_dir: Path) -> StepProgress | None:
-    """The last `step` line; None before the first one."""
-    lines = (decode_line(line, StepProgress, kind="step") for line in last_lines(run_dir / METRICS))
-    all_steps = [step for step in lines if step is not None]
-    return _newest(all_steps) if all_steps else None
+    """The last `step` line, and the figures of the log; None before the first one."""
+    progress = read_progress(run_dir)
+    return None if progress is None else progress.step
 
 
 def _newest(steps: list[StepProgress]) -> StepProgress:
@@ -177,26 +198,41 @@ def read_progress(run_dir: Path, run_lines: RunLines | None = None) -> Progress 
     path = run_dir / METRICS
     lines = last_lines(path)
     all_steps: list[StepProgress] = []
+    figures: dict[str, FigureRow] = {}
     since_start: list[StepProgress] = []
     run = None
     for line in lines:
         if (step := decode_line(line, StepProgress, kind="step")) is not None:
-            if since_start and step.step < since_start[-1].step:  # a program that counts anew without a `run` line
+            if since_start and (step.step or 0) < (
+                since_start[-1].step or 0
+            ):  # a program that counts anew without a `run` line
                 since_start = []
             all_steps.append(step)
             since_start.append(step)
+        elif (figure := decode_line(line, FigureRow, kind="figure")) is not None:
+            figures[figure.name] = figure
         elif (started := decode_line(line, _RunLines, kind="run")) is not None:
-            run, since_start = started, []
-    if not all_steps:
+            run, since_start, figures = started, [], {}
+    if not all_steps and not figures:
         return None
     run = run or (run_lines or RunLines()).newest(path)
     losses = tuple(step.loss for step in all_steps if step.loss is not None and math.isfinite(step.loss))
     return Progress(
-        step=_newest(all_steps),
+        step=_add_figures(_newest(all_steps) if all_steps else StepProgress(), figures.values()),
         losses=losses,
         total_steps=(run.total_steps or None) if run is not None else None,
         steps_per_s=_speed(since_start[-_SPEED_LINES:]),
     )
+
+
+def _add_figures(step: StepProgress, figures: Collection[FigureRow]) -> StepProgress:
+    """``step`` with the newest figures of the log; the first one with a unit is the speed, where the step has none."""
+    if not figures:
+        return step
+    rate = next((figure for figure in figures if figure.unit), None)
+    if step.throughput is None and rate is not None:
+        step = msgspec.structs.replace(step, throughput=rate.value, unit=rate.unit)
+    return msgspec.structs.replace(step, figures=", ".join(map(str, figures)))
 
 
 def job_progress(run_dir: str | None, job_id: str) -> Progress | None:
@@ -218,10 +254,13 @@ def job_staging(run_dir: str | None, job_id: str) -> StagingProgress | None:
 
 
 def _speed(steps: list[StepProgress]) -> float | None:
-    if len(steps) < 2 or steps[0].time_s is None or steps[-1].time_s is None:
+    lines = [(step.step, step.time_s) for step in steps]
+    if len(lines) < 2:
         return None
-    passed = steps[-1].time_s - steps[0].time_s
-    return (steps[-1].step - steps[0].step) / passed if passed > 0 else None
+    (first, began), (last, ended) = lines[0], lines[-1]
+    if first is None or last is None or began is None or ended is None:
+        return None
+    return (last - first) / (ended - began) if ended > began else None
 
 
 _POLL_S = 0.5

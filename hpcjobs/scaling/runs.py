@@ -11,6 +11,7 @@ import polars as pl
 
 from hpcjobs.job.array import task_ids
 from hpcjobs.jobstats.sources import JobFilter, gather
+from hpcjobs.run.figures import read_rate
 from hpcjobs.run.job_files import read_json
 from hpcjobs.runtime.summary import SUMMARY_FILE, Quantiles, Throughput
 from hpcjobs.scaling.study import Mode, Study, StudyRun
@@ -106,6 +107,8 @@ def _row(run: StudyRun, job: dict[str, Any], *, mode: Mode) -> dict[str, Any]:
     if (folder / SUMMARY_FILE).exists():
         summary = read_json(folder / SUMMARY_FILE, Measurements)
         row.update({} if summary is None else _take_measurements(summary))
+        if (rate := read_rate(folder)) is not None:
+            row.update(throughput=rate.value, unit=rate.unit)
     elif job.get("state") == "COMPLETED" and job.get("elapsed_s"):
         work, unit = (run.size.ranks, WHOLE_JOBS[1]) if mode == "weak" else (1, WHOLE_JOBS[0])
         row.update(throughput=work * 3600 / job["elapsed_s"], unit=unit)

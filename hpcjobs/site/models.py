@@ -16,6 +16,7 @@ from hpcjobs.site.checks import (
     check_time_limit,
 )
 from hpcjobs.site.checks import check_name as check_name
+from hpcjobs.site.figures import Figure, check_figures
 from hpcjobs.site.partition import NodeGroup as NodeGroup
 from hpcjobs.site.partition import NodeShape as NodeShape
 from hpcjobs.site.partition import Partition as Partition
@@ -425,6 +426,8 @@ class Site(Frozen, frozen=True):
     """How often jobs are started again here unless they say otherwise (``on``, ``node=5,error=1``)."""
     signal_before: str | None = None
     """How long before its time limit a job is signalled to save (``5m``); ``None``: from what the trainer measures."""
+    figures: dict[str, Figure | str | None] = {}
+    """Figures of merit that are read from the logs of jobs here, by name; a text is what ``--metric`` takes."""
     prices: Prices = Prices()
     """What an hour costs, for reports."""
     watts: Watts = Watts()
@@ -460,6 +463,7 @@ class Site(Frozen, frozen=True):
             parse_retries(self.retries)
         if self.max_submit_jobs is not None:
             check_count(self.max_submit_jobs, "max_submit_jobs")
+        check_figures(self.figures)
 
     def _check_qos(self) -> None:
         for name, limit in self.qos.items():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.files import read_regular
+from hpcjobs.record.figures import LOG_SOURCE, results_of
 from hpcjobs.record.names import SUMMARY
 from hpcjobs.run.folder import log_path
 from hpcjobs.run.growing_files import decode_object
@@ -157,9 +158,12 @@ def _read_summary(folder: SweepFolder, cell_status: CellStatus) -> list[tuple[st
         return []
     if summary is None:
         return []
+    figures = [(name, result.value) for name, result in results_of(summary).items()]
+    if summary.get("source") == LOG_SOURCE:
+        return figures
     config = summary.get("config")
-    results = {k: v for k, v in summary.items() if k not in _OWN and not (k == "config" and isinstance(config, dict))}
-    return list(flat(results))
+    left_out = {*_OWN, *(("figures",) if figures else ()), *(("config",) if isinstance(config, dict) else ())}
+    return [*figures, *flat({key: value for key, value in summary.items() if key not in left_out})]
 
 
 def _facts(folder: SweepFolder, cell_status: CellStatus, definition: Definition) -> dict[str, Any]:

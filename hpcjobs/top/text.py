@@ -257,10 +257,13 @@ def describe(row: JobRow, now: float, width: int) -> list[str]:
     if task.progress is not None:
         step = task.progress.step
         total = f" of {task.progress.total_steps}" if task.progress.total_steps else ""
-        facts = [f"step {step.step}{total}"]
+        facts = [] if step.step is None else [f"step {step.step}{total}"]
         facts += [] if step.epoch is None or not math.isfinite(step.epoch) else [f"epoch {int(step.epoch) + 1}"]
         facts += [f"{task.progress.steps_per_s:.3g} steps/s"] if task.progress.steps_per_s else []
-        facts += [f"{short_number(step.throughput)} {step.unit or ''}".rstrip()] if step.throughput is not None else []
+        if step.figures is not None:
+            facts.append(step.figures)
+        elif step.throughput is not None:
+            facts.append(f"{short_number(step.throughput)} {step.unit or ''}".rstrip())
         if row.left_s is not None and row.share_of != "limit":
             facts.append(f"ends about {moment(now + row.left_s, now)}")
         lines.append(", ".join(facts))

@@ -18,6 +18,8 @@ _hj_array=null # which the raw id of a task does not tell
 _hj_caught='' _hj_early='' _hj_step='' _hj_recorder=''
 _hj_marker='' # file that shows that a cell of a sweep is completed
 _hj_helpers=() # processes that end with the job
+_hj_reader='' # process that reads figures from the log
+declare -a _hj_figures # of job.sh, with --metric
 declare -a _hj_notify # of job.sh, with --notify
 
 _hj_write_state() { # STATE EXIT_CODE FIRST_FAILURE
@@ -39,6 +41,10 @@ _hj_finish() {
     [ "$code" -eq 0 ] || state=FAILED
     [ -z "$_hj_caught" ] || state=CANCELLED
     [ ! -s "${HPCJOBS_CONTROL_DIR:-/dev/null}/requeue" ] || state=REQUEUED
+    if [ -n "$_hj_reader" ]; then # to the end of the log; whoever sees the job's end sees its figures
+        echo "$code" >"$HPCJOBS_RUN_DIR/.exit_code"
+        { kill -HUP "$_hj_reader" && wait "$_hj_reader"; } 2>/dev/null
+    fi
     [ ${#_hj_helpers[@]} -eq 0 ] || kill "${_hj_helpers[@]}" 2>/dev/null
     [ -z "$_hj_recorder" ] || { kill "$_hj_recorder" && wait "$_hj_recorder"; } 2>/dev/null
     # With --retries node.pyz writes the job's state; a cell of a sweep writes its own.

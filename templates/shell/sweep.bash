@@ -20,7 +20,7 @@ _hj_run_cell() ( # CHUNK LINE
     export HPCJOBS_RUN_DIR=$HPCJOBS_SWEEP/cells/${HPCJOBS_CELL:?no such line in cells.sh}
     mkdir -p -- "$HPCJOBS_RUN_DIR" || die "$HPCJOBS_RUN_DIR cannot be made"
     [ "$HPCJOBS_PACK" -ne 1 ] || ln -sfn -- "../../../cells/$HPCJOBS_CELL" "$_hj_task_dir/cell"
-    _hj_marker=$HPCJOBS_RUN_DIR/.completed _hj_helpers=()
+    _hj_marker=$HPCJOBS_RUN_DIR/.completed _hj_helpers=() _hj_reader=''
     if [ -e "$_hj_marker" ]; then
         echo "hpcjobs: cell $HPCJOBS_CELL is done already" >&2
         exit 0
@@ -33,6 +33,7 @@ _hj_run_cell() ( # CHUNK LINE
     trap '_hj_caught=TERM; exit 143' TERM
     [ -z "${HPCJOBS_CONTROL_DIR:-}" ] || trap : USR1
     _hj_write_state RUNNING null null
+    [ ${#_hj_figures[@]} -eq 0 ] || _hj_read_figures
     _hj_launch_cell "$@"
     _hj_await_step $!
     [ ! -s "$HPCJOBS_RUN_DIR/first_failure" ] || cp -- "$HPCJOBS_RUN_DIR/first_failure" "$_hj_task_dir/first_failure"

@@ -1,0 +1,48 @@
+"""The figure of merit of a run: how fast it was, by its log (`figures:`, ``--metric``) or by its own summary.json."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from hpcjobs.record.figures import FigureResult, read_results
+from hpcjobs.record.names import SUMMARY
+from hpcjobs.run.job_files import read_json
+from hpcjobs.runtime.summary import Throughput
+
+
+class Rate(NamedTuple):
+    """A figure of which more is better; of a time (``better: less``) its inverse."""
+
+    name: str
+    """Of the figure; ``throughput`` where the program wrote it."""
+    value: float
+    """Above 0."""
+    unit: str
+
+
+class _Written(msgspec.Struct):
+    throughput: Throughput | None = None
+
+
+def read_figures(run_dir: Path) -> dict[str, FigureResult]:
+    """The figures that were read from the log of a run that has ended; the first one is the figure of the run."""
+    return read_results(run_dir / SUMMARY)
+
+
+def read_rate(run_dir: Path) -> Rate | None:
+    """The figure of a run that has ended: the first of its log, else the throughput that the program wrote.
+
+    ``run_dir``: the folder that the run writes to, of an array task the task's, of a cell the cell's. None: it left
+    no figure.
+    """
+    for name, figure in read_figures(run_dir).items():
+        return Rate(name, figure.throughput, figure.throughput_unit) if figure.value > 0 else None
+    written = read_json(run_dir / SUMMARY, _Written)
+    if written is None or written.throughput is None:
+        return None
+    value = written.throughput.value
+    return Rate("throughput", value, written.throughput.unit) if math.isfinite(value) and value > 0 else None
