@@ -29,6 +29,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
         "preflight",
         "spare",
         "min_nodes",
+        "metric",
         "monitor",
         "notify",
         "notify_on",

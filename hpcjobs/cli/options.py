@@ -120,7 +120,7 @@ _SECTIONS = {
     "Resources": "budget min-efficiency finish-by",
     "When and where": "after after-any after-fail test-only sbatch o",
     "Fault tolerance": "retries signal-before preflight spare min-nodes",
-    "Output": "monitor notify notify-on dry-run explain parsable wait follow json help",
+    "Output": "metric monitor notify notify-on dry-run explain parsable wait follow json help",
 }
 """Options of a job that are not sbatch's, in the order of the help; a verb's own options come first."""
 SECTIONS = {
