@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.job.array import check_array
-from hpcjobs.job.fault_tolerance import named_nodes
 from hpcjobs.job.layers import Values
 from hpcjobs.job.models import Job
 from hpcjobs.site.centre import find_clusters, policies_of_job
@@ -290,9 +289,6 @@ def _qos_problems(job: Job, site: Site, name: str | None, partition: Partition |
         yield f"{job.describe_option('time')}: qos {qos} allows {site.qos[qos]}"
 
 
-_SHARED = (None, False, "user", "mcs")
-"""Values of ``exclusive`` with which a job does not get all GPUs of its nodes."""
-
 Problem = tuple[str, tuple[str, ...]]
 """What is wrong, and the key of the policy that says so."""
 
@@ -353,7 +349,7 @@ def _locate(applied: AppliedPolicy, keys: tuple[str, ...]) -> str:
 def _problems(job: Job, applied: AppliedPolicy) -> Iterator[Problem]:
     policy = applied.policy
     yield from _partition_problems(job, policy)
-    yield from _size_problems(job, applied)
+    yield from _size_problems(job, policy)
     yield from _time_problems(job, policy)
     yield from _account_problems(job, policy)
     for field, value in _mandatory(policy).items():
@@ -370,26 +366,18 @@ def _partition_problems(job: Job, policy: Policy) -> Iterator[Problem]:
         yield f"{requested}: allowed are {', '.join(policy.partitions)}", ("partitions",)
 
 
-def _size_problems(job: Job, applied: AppliedPolicy) -> Iterator[Problem]:
-    policy = applied.policy
-    resources = job.resources
+def _size_problems(job: Job, policy: Policy) -> Iterator[Problem]:
     nodes = job.max_nodes or job.nodes + job.spare
-    name = "nodes" if resources.nodes else "ntasks"
-    if not resources.nodes and isinstance(resources.ntasks, int):
-        nodes = max(nodes, resources.ntasks)  # Slurm may give each task a node of its own
-    nodelist = resources.nodelist if isinstance(resources.nodelist, str) and job.scheduler == "slurm" else None
-    if len(named := named_nodes(nodelist)) > nodes:  # a batch script's job has all of them
-        nodes, name = len(named), "nodelist"
     if policy.max_nodes is not None and nodes > policy.max_nodes:
-        yield f"{job.describe_option(name)}: at most {format_count(policy.max_nodes, 'node')}", ("max_nodes",)
+        yield f"{job.describe_option('nodes')}: at most {format_count(policy.max_nodes, 'node')}", ("max_nodes",)
     if policy.max_gpus is not None:
-        for text, count in gpu_counts(job, applied, nodes):
+        for text, count in gpu_counts(job, nodes):
             if count > policy.max_gpus:
                 yield f"{text}: {format_count(count, 'GPU')} in all, at most {policy.max_gpus}", ("max_gpus",)
 
 
-def gpu_counts(job: Job, applied: AppliedPolicy, nodes: int) -> Iterator[tuple[str, int]]:
-    """How many GPUs the job has by each option that says so, and the option."""
+def gpu_counts(job: Job, nodes: int) -> Iterator[tuple[str, int]]:
+    """How many GPUs the job requests by each option that says so, and the option."""
     resources = job.resources
     per_node = resources.ntasks_per_node if isinstance(resources.ntasks_per_node, int) else job.ntasks_per_node
     tasks = resources.ntasks if isinstance(resources.ntasks, int) else nodes * per_node
@@ -399,17 +387,6 @@ def gpu_counts(job: Job, applied: AppliedPolicy, nodes: int) -> Iterator[tuple[s
             yield job.describe_option(field), gpus_and_model(value, field)[0] * factors[field]
     if isinstance(share := resources.ntasks_per_gpu, int):
         yield job.describe_option("ntasks_per_gpu"), -(-tasks // share)
-    if job.scheduler == "local":
-        return
-    names = (resources.partition or "").split(",") if isinstance(resources.partition, str) else [""]
-    if resources.exclusive not in _SHARED:
-        whole_nodes = f"{job.describe_option('exclusive')}: a job has all GPUs of its nodes"
-    elif {*names} & {*applied.exclusive}:
-        whole_nodes = f"{job.describe_option('partition')}: a job has all GPUs of its nodes"
-    else:
-        return
-    most = max(applied.gpus_of_nodes.values(), default=0)
-    yield whole_nodes, nodes * max(applied.gpus_of_nodes.get(name, most) for name in names)
 
 
 def _time_problems(job: Job, policy: Policy) -> Iterator[Problem]:

@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from string import Template
@@ -19,14 +19,13 @@ from hpcjobs import __version__
 from hpcjobs.data import data_folder
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError, nearest, reason_of
 from hpcjobs.files import cache_dir, config_dir, file_name
-from hpcjobs.job.batch import MARKS, MARKS_OF_OTHERS, parse_line
+from hpcjobs.job.batch import MARKS_OF_OTHERS
 from hpcjobs.job.directives import sbatch_options
 from hpcjobs.job.environment import enter_options, export_lines, omp_threads
 from hpcjobs.job.launch import Raw, command_line, entering, gpus_of_node, launch, launched_by, task
 from hpcjobs.job.models import Job
 from hpcjobs.runtime.exits import ExitCode
 from hpcjobs.site.models import WARNING_S, Site
-from hpcjobs.site.resources import OPTIONS
 from hpcjobs.site.trust import is_project_folder, is_trusted, refusal_of_file
 from hpcjobs.templating import plain_text
 from hpcjobs.user import user_name
@@ -67,40 +66,18 @@ def locate_run_root(site: Site, chdir: Path) -> Path:
     return root
 
 
-def check_script(script: str, options: Sequence[str], job: Job) -> None:
-    """Compare what sbatch reads in ``script`` with the job's ``options``, each as an ``#SBATCH`` line has it.
+def check_script(script: str, job: Job) -> None:
+    """Refuse a line of another scheduler, which sbatch reads wherever it stands.
 
     Raises:
-        RequestError: a line names another cluster, or is one of another scheduler.
+        RequestError: names the line.
     """
-    if job.scheduler == "local":
-        return
-    for line in script.split("\n"):
+    for line in script.split("\n") if job.scheduler == "slurm" else ():
         if line.startswith(MARKS_OF_OTHERS):
             raise RequestError(
                 f"the script has the line {line!r}, which sbatch reads as an option of the job",
                 hint="it stands in the template, or in a value of several lines: change it there",
             )
-    own = {f"#SBATCH --{option}" for option in options}
-    where = f"template {job.template}"
-    added = [
-        (line, directive.option.name)
-        for line in _marked_lines(script)
-        if line not in own
-        for directive in parse_line(line.removeprefix(MARKS[0]).removeprefix(MARKS[1]), where)
-    ]
-    for line, option in added:
-        if option == "clusters":
-            raise RequestError(f"{where}: {line}: --clusters is refused", hint=OPTIONS["clusters"].reason)
-
-
-def _marked_lines(script: str) -> Iterator[str]:
-    """The lines that sbatch reads, up to the first that is neither empty nor a comment."""
-    for line in script.split("\n") if script.startswith("#!") else ():
-        if line.startswith(MARKS):
-            yield line
-        elif line.strip() and not line.lstrip().startswith("#"):
-            return
 
 
 SUFFIX = ".sh.j2"
@@ -177,7 +154,7 @@ def render(job: Job, run_dir: Path, *, made_by: str, by_hand: bool = False, untr
         context = _context(job, run_dir)
         lines = {"header": _header(job, made_by, origin), "directives": _directive_lines(job, run_dir)}
         script = template.render(context | lines)
-        check_script(script, lines["directives"], job)
+        check_script(script, job)
         if not by_hand or job.scheduler == "local":
             return script
         header = [*_header(job, made_by, origin), *_header_by_hand(job)]

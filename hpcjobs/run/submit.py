@@ -25,7 +25,7 @@ from hpcjobs.run.folder import code_state
 from hpcjobs.run.handle import JobHandle
 from hpcjobs.scheduler.base import Scheduler
 from hpcjobs.scheduler.connect import connect
-from hpcjobs.site.models import UNLIMITED, AppliedPolicy, Policy
+from hpcjobs.site.models import UNLIMITED
 from hpcjobs.site.resources import option_of
 from hpcjobs.site.trust import refusal_of_plan
 
@@ -85,7 +85,7 @@ def _most_of(job: Job) -> dict[str, float]:
     attempts = math.inf if UNLIMITED in counts else 1 + sum(counts)
     hours = math.inf if job.time_limit_s is None else tasks * attempts * job.time_limit_s / 3600
     cpus = job.ntasks_per_node * (job.resources.cpus_per_task or 1)
-    gpus = max((count for _, count in gpu_counts(job, AppliedPolicy("", Policy()), nodes)), default=0)
+    gpus = max((count for _, count in gpu_counts(job, nodes)), default=0)
     factor = math.inf if job.resources.exclusive is True else 1
     return {
         "jobs": tasks,

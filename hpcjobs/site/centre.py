@@ -10,18 +10,16 @@ from hpcjobs.errors import ConfigError
 from hpcjobs.site.checks import Frozen
 from hpcjobs.site.machine import EVERY_CLUSTER, cluster_name, named_clusters
 from hpcjobs.site.models import AppliedPolicy, Policy, Site
-from hpcjobs.site.partition import Partition
 from hpcjobs.site.resources import option_of
 from hpcjobs.site.search import layer_of, list_centre_files
 from hpcjobs.site.yaml_file import YamlFile, convert_tree, merge_trees, read_chain, where_of
 
 
 class _Section(Frozen, frozen=True):
-    """The part of a centre's file that its policy stands in, and what must fit it."""
+    """The part of a centre's file that its policy stands in."""
 
     policy: Policy
     cluster: str | None = None
-    partitions: dict[str, Partition] = {}
 
 
 def find_policies(site: Site, files: Sequence[YamlFile]) -> tuple[AppliedPolicy, ...]:
@@ -39,20 +37,14 @@ def find_policies(site: Site, files: Sequence[YamlFile]) -> tuple[AppliedPolicy,
                 f"{where_of(file, ('policy',))}: policy: only a file of the centre has one",
                 hint="the centre's folders are those of HPCJOBS_SITE_PATH and XDG_CONFIG_DIRS (/etc/xdg)",
             )
-    centre = {path.resolve(): path for path in list_centre_files()}
+    if not (centre := list_centre_files()):
+        return ()
     chain = {file.path.resolve() for file in files}
-    own = {path: key in chain or path.stem == site.name for key, path in centre.items()}
-    pairs = [(path, *pair) for path in centre.values() for pair in _policies(path)]
-    names = _clusters(site) if any(not own[path] for path, _, _ in pairs) else frozenset()
-    return tuple(policy for path, cluster, policy in pairs if own[path] or _is_named(cluster, names))
-
-
-def _clusters(site: Site) -> frozenset[str]:
-    """The cluster that ``site`` states, and the one that gets its jobs, in small letters."""
-    if site.scheduler != "slurm":
-        return frozenset()
-    reached = find_clusters(site.sbatch, None if site.untrusted else site.slurm_conf)
-    return reached | frozenset((site.cluster.lower(),) if site.cluster else ())
+    clusters: list[str] = []
+    if site.scheduler == "slurm":
+        reached = find_clusters(site.sbatch, None if site.untrusted else site.slurm_conf)
+        clusters = [*reached, *([site.cluster] if site.cluster else ())]
+    return policies_of_job(site.name, clusters, paths={str(path) for path in centre if path.resolve() in chain})
 
 
 def find_clusters(sbatch: Iterable[str], slurm_conf: str | None) -> frozenset[str]:
@@ -100,12 +92,4 @@ def _policies(path: Path) -> Iterator[tuple[str, AppliedPolicy]]:
             f"{where_of(files[0], ('policy',))}: policy: the file names no cluster (Slurm's ClusterName), by which "
             "jobs of other site files come under the policy",
         )
-    applied = AppliedPolicy(
-        path=str(path),
-        policy=section.policy,
-        gpus_of_nodes={
-            name: max(group.gpus for group in partition.groups) for name, partition in section.partitions.items()
-        },
-        exclusive=tuple(name for name, one in section.partitions.items() if one.defaults.exclusive is True),
-    )
-    yield section.cluster or "", applied
+    yield section.cluster or "", AppliedPolicy(path=str(path), policy=section.policy)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
+import msgspec
+
 from hpcjobs.errors import nearest
 from hpcjobs.site.checks import Frozen as Frozen
 from hpcjobs.site.checks import (
@@ -21,7 +23,7 @@ from hpcjobs.site.partition import NodeGroup as NodeGroup
 from hpcjobs.site.partition import NodeShape as NodeShape
 from hpcjobs.site.partition import Partition as Partition
 from hpcjobs.site.resources import Resources as Resources
-from hpcjobs.site.resources import check_fields, option_of
+from hpcjobs.site.resources import check_fields
 from hpcjobs.units import time_limit
 
 NumaBinding = Literal["node", "socket", "exclusive", "core-complex", "none"]
@@ -251,15 +253,11 @@ class Policy(Frozen, frozen=True):
                 check_line(text, field)
 
 
-class AppliedPolicy(Frozen, frozen=True):
-    """A policy that holds for a site, and the centre's file that has it."""
+class AppliedPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy that holds for a site, and the centre's file that has it; manifests of earlier versions have more."""
 
     path: str
     policy: Policy
-    gpus_of_nodes: dict[str, int] = {}
-    """Partition -> GPUs of a node that has most of them, as the centre's file describes it."""
-    exclusive: tuple[str, ...] = ()
-    """Partitions in which, by the centre's file, each job has its nodes for itself."""
 
 
 GpuRequest = Literal["gres", "gpus-per-node", "gpus-per-task", "none"]
@@ -485,8 +483,6 @@ class Site(Frozen, frozen=True):
             if set("{}") & set(template.replace("{value}", "")):
                 raise ValueError(f"directives.{name}: {template!r}: only {{value}} can stand in braces")
             _check_option(template, f"directives.{name}:")
-            if option_of(template)[0] == "clusters":
-                raise ValueError(f"directives.{name}: {template!r}: a cluster is named in sbatch: [clusters=NAME]")
         for field in ("sbatch", "srun"):
             for option in getattr(self, field):
                 check_line(option, f"{field}:")

@@ -25,7 +25,7 @@ _GPU_GRES = re.compile(
     re.ASCII,
 )
 _LIKE_GPUS = re.compile(r"\s*(?:gres\s*[:/]\s*)?gpu(?![\w.-])", re.ASCII | re.IGNORECASE)
-"""Every spelling that Slurm may take for GPUs: ``gpu:+4``, ``GPU:4``, ``gpu:4k``."""
+"""A request for GPUs, however it is spelled: the ranks of a job are counted by its GPUs."""
 
 
 def node_range(nodes: int | str) -> tuple[int, int]:

@@ -96,3 +96,11 @@ def test_a_switch_that_is_not_given_leaves_a_spec_file_its_say(here: Path) -> No
     assert json.loads(ok("submit", "--site", "local", "--spec", "job.yaml", "--dry-run", "--json").out)["job"][
         "snapshot"
     ]
+
+
+@pytest.mark.parametrize("gres", ["gpu:+4", "GPU:4", "gpu : 4", "gpu:4k", "nvme:1,gpu:-1"])
+def test_a_request_for_gpus_that_cannot_be_counted_is_refused(here: Path, gres: str) -> None:
+    """Ranks are counted by GPUs."""
+    (here / "site.yaml").write_text("partitions: {main: {nodes: 2, node: {cpus: 4, gpus: 4}}}\n")
+    answer = within("submit", "--site", "./site.yaml", "--dry-run", "--gres", gres, "true")
+    assert (answer.code, "is not understood; write gpu:4, or gpu:v100:4 for a model" in answer.err) == (5, True), answer
