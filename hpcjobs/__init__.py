@@ -16,8 +16,10 @@ TYPE_CHECKING = False  # for type checkers it is True; typing would take two thi
 if TYPE_CHECKING:
     from hpcjobs.job.models import JobSpec
     from hpcjobs.job.plan import plan
+    from hpcjobs.jobstats.dataframe import accounting
     from hpcjobs.run.handle import JobHandle, find
     from hpcjobs.run.submit import submit
+    from hpcjobs.scaling.handle import find_study, scale
     from hpcjobs.site.library import load_site
     from hpcjobs.site.resources import Resources
     from hpcjobs.sweeps.executor import executor
@@ -28,14 +30,17 @@ _WHERE = {
     "JobHandle": "hpcjobs.run.handle",
     "JobSpec": "hpcjobs.job.models",
     "Resources": "hpcjobs.site.resources",
+    "accounting": "hpcjobs.jobstats.dataframe",
     "executor": "hpcjobs.sweeps.executor",
     "find": "hpcjobs.run.handle",
+    "find_study": "hpcjobs.scaling.handle",
     "find_sweep": "hpcjobs.sweeps.sweep",
     "from_csv": "hpcjobs.sweeps.points",
     "grid": "hpcjobs.sweeps.points",
     "load_site": "hpcjobs.site.library",
     "plan": "hpcjobs.job.plan",
     "sample": "hpcjobs.sweeps.points",
+    "scale": "hpcjobs.scaling.handle",
     "submit": "hpcjobs.run.submit",
     "sweep": "hpcjobs.sweeps.sweep",
     "zip_": "hpcjobs.sweeps.points",
@@ -45,14 +50,17 @@ __all__ = [
     "JobSpec",
     "Resources",
     "__version__",
+    "accounting",
     "executor",
     "find",
+    "find_study",
     "find_sweep",
     "from_csv",
     "grid",
     "load_site",
     "plan",
     "sample",
+    "scale",
     "submit",
     "sweep",
     "zip_",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +12,7 @@ from hpcjobs.cli.arguments import VerbGroup
 from hpcjobs.cli.completion import complete_jobs, complete_studies, complete_sweeps
 from hpcjobs.cli.output import Json, SiteName, note, opt, print_output, print_table
 from hpcjobs.cli.terminal import write_document
-from hpcjobs.errors import HpcJobsError
+from hpcjobs.extras import require_packages
 from hpcjobs.remote.outputs import record_output
 from hpcjobs.units import format_count, format_number
 
@@ -22,12 +21,6 @@ if TYPE_CHECKING:
 
     from hpcjobs.jobstats.sources import AccountingTable, JobFilter
     from hpcjobs.scaling.comparison import BoundCheck
-
-
-def require_packages(*names: str) -> None:
-    """Raises HpcJobsError, which says how to install them, where packages are missing."""
-    if missing := [name for name in names if find_spec(name) is None]:
-        raise HpcJobsError(f"this report needs {' and '.join(missing)}", hint="pip install 'hpcjobs[report]'")
 
 
 _HEADERS = ["JOB", "NAME", "USER", "STATE", "NODES", "CPUS", "GPUS", "WAIT", "ELAPSED", "CPU", "MEM", "GOODPUT",

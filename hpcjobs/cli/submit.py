@@ -236,11 +236,11 @@ def _find_size(
     Raises:
         RequestError: an option is wrong, or no size was found.
     """
-    from hpcjobs.cli.report import require_packages
     from hpcjobs.errors import RequestError
+    from hpcjobs.extras import require_packages
     from hpcjobs.job.plan import read_layers
 
-    require_packages("numpy", "scipy")
+    require_packages("numpy", "scipy", purpose="a size of auto")
     from hpcjobs.scaling import auto_size, size_answer
 
     if min_efficiency is not None and not 0 < min_efficiency < 1:

@@ -82,6 +82,18 @@ COLUMNS: Final[dict[str, tuple[str, str]]] = {
 }
 
 
+_UNITS: Final = {"_s": "seconds", "_bytes": "bytes", "_j": "joules"}
+_KINDS: Final = {"text": "text", "time": "time, UTC", "whole": "count", "real": "share, 0 to 1"}
+
+
+def unit_of(column: str) -> str:
+    """The unit of a column of `COLUMNS`."""
+    if column == "cost":
+        return "money, see currency"
+    units = (unit for ending, unit in _UNITS.items() if column.endswith(ending))
+    return next(units, _KINDS[COLUMNS[column][0]])
+
+
 def format_energy(joules: float | None, source: str | None) -> str:
     """Format energy, in Wh below one kWh; ``~`` where it is modelled, in full or in part."""
     if joules is None:

@@ -1,16 +1,18 @@
-"""The accounting as a pandas DataFrame, for notebooks and scripts."""
+"""The accounting as a pandas DataFrame, for notebooks and scripts. Imports pandas when it is called."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-import polars as pl
+from hpcjobs.extras import require_packages
+from hpcjobs.jobstats.columns import COLUMNS, unit_of
 
-from hpcjobs.jobstats.columns import COLUMNS
-from hpcjobs.jobstats.sources import JobFilter, gather
-from hpcjobs.jobstats.totals import parse_since
-from hpcjobs.site.models import Site
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+
+    from hpcjobs.site.models import Site
 
 _REPEATING = (
     "user",
@@ -27,45 +29,61 @@ _REPEATING = (
 )
 
 
-def read_jobs(
+def accounting(
     *,
     site: str | Site | None = None,
     since: str | float = "7d",
-    until: float | None = None,
-    users: list[str] | None = None,
+    until: str | float | None = None,
+    users: Sequence[str] | None = None,
     account: str | None = None,
-    states: list[str] | None = None,
+    states: Sequence[str] | None = None,
     name: str | None = None,
-    jobs: list[str] | None = None,
+    jobs: Sequence[str] | None = None,
+    cluster: str | None = None,
 ) -> pd.DataFrame:
-    """Jobs of a site, one row each, with the columns of `columns.COLUMNS`.
+    """Jobs of a site from the accounting, one row each, as a pandas DataFrame.
+
+    The columns are those of `hpcjobs report jobs --csv`. ``frame.attrs["columns"]`` has the unit and the meaning of
+    each, ``frame.attrs["doubts"]`` the doubtful rows (kind, rows, examples), ``frame.attrs["notes"]`` the reasons why a
+    source was not used.
 
     Args:
+        site: name or file of a site; default the site of this host.
         since: a span (``7d``, ``12h``) back from now, or seconds since 1970; jobs that ended since then, and
             jobs that have not ended.
-        until: seconds since 1970; jobs submitted before.
+        until: the same; jobs submitted before.
         users: their names; default everybody's that sacct shows.
+        states: names of Slurm, such as COMPLETED.
         name: shell pattern over job names.
         jobs: these ids, whenever they ran.
-
-    Doubtful rows are in ``frame.attrs["doubts"]`` (kind, rows, examples), fallbacks in ``attrs["notes"]``.
+        cluster: name of another cluster of the site's slurmdbd, several with commas, or ``all``.
 
     Raises:
-        ConfigError: no such site. SchedulerError: neither sacct nor the queue answers.
+        HpcJobsError: pandas or polars is not installed. ConfigError: no such site. SchedulerError: neither sacct nor
+            the queue answers.
     """
+    require_packages("pandas", "polars", purpose="hpcjobs.accounting()")
+    from hpcjobs.jobstats.sources import JobFilter, gather
+    from hpcjobs.jobstats.totals import parse_since
+
+    def tuple_of(values: Sequence[str] | None) -> tuple[str, ...] | None:
+        return None if values is None else (values,) if isinstance(values, str) else tuple(values)
+
     table = gather(
         JobFilter(
             since=parse_since(since),
-            until=until,
-            users=None if users is None else tuple(users),
+            until=None if until is None else parse_since(until),
+            users=tuple_of(users),
             account=account,
-            states=None if states is None else tuple(states),
+            states=tuple_of(states),
             name=name,
-            job_ids=None if jobs is None else tuple(jobs),
+            job_ids=tuple_of(jobs),
+            cluster=cluster,
         ),
         site=site,
     )
     frame = to_pandas(table.jobs)
+    frame.attrs["columns"] = {name: f"{unit_of(name)}: {meaning}" for name, (_, meaning) in COLUMNS.items()}
     frame.attrs["doubts"] = [doubt._asdict() for doubt in table.doubts]
     frame.attrs["notes"] = table.notes
     return frame
@@ -73,11 +91,16 @@ def read_jobs(
 
 def to_pandas(frame: pl.DataFrame) -> pd.DataFrame:
     """Nullable integers, UTC times, categories for texts that repeat; without going through pyarrow."""
+    import pandas as pd
+
     pandas_frame: pd.DataFrame = pd.DataFrame({name: _series(frame[name]) for name in frame.columns})
     return pandas_frame
 
 
 def _series(column: pl.Series) -> pd.Series[Any]:
+    import pandas as pd
+    import polars as pl
+
     kind = COLUMNS[column.name][0] if column.name in COLUMNS else None
     converted: pd.Series[Any]
     if kind == "time":

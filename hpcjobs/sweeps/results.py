@@ -7,9 +7,10 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
 
 from hpcjobs.errors import RequestError, nearest
+from hpcjobs.extras import require_packages
 from hpcjobs.files import read_regular
 from hpcjobs.record.figures import LOG_SOURCE, results_of
 from hpcjobs.record.names import SUMMARY
@@ -22,7 +23,20 @@ from hpcjobs.sweeps.folder import Definition, SweepFolder
 if TYPE_CHECKING:
     import pandas
 
-_FACTS = ("state", "exit_code", "elapsed_s", "nodes", "job_id", "cell", "error", "traceback", "folder", "log")
+COLUMNS: Final = {
+    "state": "text: Slurm's name of it; MISSING: in no array",
+    "exit_code": "count: of the cell",
+    "elapsed_s": "seconds: from the start to the end of the cell",
+    "nodes": "text: nodes in Slurm's notation",
+    "job_id": "text: array task",
+    "cell": "text: name of the cell",
+    "error": "text: last line of the traceback",
+    "traceback": "text: traceback of a Python function",
+    "folder": "text: run folder of the cell",
+    "log": "text: log file of the cell",
+}
+"""What the scheduler and the cell say of a run."""
+_FACTS = tuple(COLUMNS)
 _OWN = ("status", "exit_code", "job_id", "schema", "elapsed_s", "error")
 """Keys of a trainer's summary that are in the row already."""
 
@@ -82,30 +96,26 @@ class Results(NamedTuple):
         writer.writerows(self.rows)
 
     def frame(self) -> pandas.DataFrame:
-        """The rows as a DataFrame, numbers as numbers.
+        """The rows as a DataFrame, numbers as numbers; ``attrs["columns"]`` says what each column is."""
+        import pandas
 
-        Raises:
-            RequestError: pandas is not installed.
-        """
-        try:
-            import pandas
-        except ImportError as error:
-            raise RequestError("a DataFrame needs pandas", hint="pip install 'hpcjobs[report]'") from error
         frame: pandas.DataFrame = pandas.DataFrame(
             [{name: row.get(name) for name in self.columns} for row in self.rows]
         )
+        meanings = dict.fromkeys(self.params, "parameter of the sweep")
+        meanings |= dict.fromkeys(self.measured, "from summary.json, in the unit of the program")
+        frame.attrs["columns"] = {name: (meanings | COLUMNS)[name] for name in self.columns}
         return frame
 
     def write_parquet(self, path: Path) -> None:
         """The rows as a Parquet file.
 
         Raises:
-            RequestError: polars is not installed.
+            HpcJobsError: polars is not installed.
         """
-        try:
-            import polars
-        except ImportError as error:
-            raise RequestError("Parquet needs polars", hint="pip install 'hpcjobs[report]'") from error
+        require_packages("polars", purpose="Parquet")
+        import polars
+
         columns = {name: [row.get(name) for row in self.rows] for name in self.columns}
         polars.DataFrame(columns, strict=False).write_parquet(path)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from hpcjobs.errors import HpcJobsError, HpcJobsWarning, UnknownJobError
+from hpcjobs.extras import require_packages
 from hpcjobs.job.layers import make_spec
 from hpcjobs.job.models import Layer
 from hpcjobs.run import submission
@@ -123,7 +124,12 @@ class Sweep:
         return collect_results(self.folder, self.cell_statuses())
 
     def results(self) -> pandas.DataFrame:
-        """One row per cell: parameters, state, what was measured, times, job ids. Needs pandas."""
+        """One row per cell: parameters, state, what was measured, times, job ids, with units in ``attrs["columns"]``.
+
+        Raises:
+            HpcJobsError: pandas is not installed.
+        """
+        require_packages("pandas", purpose="a DataFrame")
         return self.table().frame()
 
 

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "hpcjobs"
 
 # room -> the rooms it may import from, besides itself; `hpcjobs` is the package's own public names.
 GROUND = {"errors", "units", "files", "gpu_errors", "ports", "printable", "processes", "data", "pyz", "templating"}
-GROUND |= {"record", "user", "wheel"}
+GROUND |= {"extras", "record", "user", "wheel"}
 ALLOWED = {
     "torch_state": set[str](),
     "trackers": set[str](),
@@ -27,6 +27,7 @@ ALLOWED = {
     "user": set[str](),
     "pyz": {"hpcjobs"},
     "wheel": {"data", "hpcjobs"},
+    "extras": {"errors"},
     "files": set[str](),
     "gpu_errors": set[str](),
     "ports": set[str](),
@@ -79,7 +80,7 @@ ALLOWED = {
         "remote",
         "hpcjobs",
     },
-    "hpcjobs": {"site", "job", "run", "sweeps"},
+    "hpcjobs": {"site", "job", "jobstats", "run", "scaling", "sweeps"},
     "__main__": {"cli"},
 }
 # package of the trainers -> the packages of the trainers it may import from, besides itself

@@ -88,9 +88,9 @@ def test_accounting_needs_neither_scipy_nor_matplotlib(form: str) -> None:
     """They may be missing, or be broken, where only jobs are looked at."""
     program = (
         "import sys; sys.modules.update(scipy=None, matplotlib=None)\n"
-        "from hpcjobs.jobstats import read_jobs\n"
+        "import hpcjobs\n"
         "from hpcjobs.cli import main\n"
-        "assert len(read_jobs(jobs=['102'])) == 2\n"
+        "assert len(hpcjobs.accounting(jobs=['102'])) == 2\n"
         f"sys.argv[1:] = ['report', 'jobs', '102'] + {form}\n"
         "main()\n"
     )

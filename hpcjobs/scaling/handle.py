@@ -1,0 +1,200 @@
+"""A scaling study in Python: `scale` describes it, its handle submits the runs and gives their table."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, Final
+
+from hpcjobs.errors import RequestError
+from hpcjobs.extras import require_packages
+from hpcjobs.scaling import study as study_file
+from hpcjobs.scaling.study import Size, Study
+from hpcjobs.site.checks import check_name
+from hpcjobs.site.library import default_site
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from hpcjobs.scaling.analysis import Analysis
+
+COLUMNS: Final = {
+    "nodes": "count: nodes of a run",
+    "ranks": "count: processes of a run",
+    "runs": "count: runs that were measured",
+    "unit": "text: unit of the throughput",
+    "throughput": "see unit: geometric mean of the runs",
+    "throughput_low": "see unit: lower bound of its 95 % interval",
+    "throughput_high": "see unit: upper bound of it",
+    "speedup": "ratio: throughput over that of the smallest size",
+    "speedup_low": "ratio: lower bound of its 95 % interval",
+    "speedup_high": "ratio: upper bound of it",
+    "efficiency": "share, 0 to 1: speed-up over the ideal one",
+    "efficiency_low": "share: lower bound of its 95 % interval",
+    "efficiency_high": "share: upper bound of it",
+    "step_s": "seconds: median of a step",
+    "compute": "share of a step: neither communication nor data wait",
+    "communication": "share of a step: waiting for other ranks",
+    "data_wait": "share of a step: waiting for a batch",
+    "checkpoint": "share: time of checkpoints over that of the steps",
+    "epoch_s": "seconds: the steps of an epoch",
+    "cpu_efficiency": "share, 0 to 1: CPU time over allocated CPUs x time",
+    "gpu_utilization": "share, 0 to 1: mean of time and GPUs",
+    "queue_wait_s": "seconds: median wait in the queue",
+    "energy_j": "joules: median of a run",
+    "energy_source": "text: measured, nvml or modelled",
+    "cost_per_million": "money, see currency: of a million samples",
+    "currency": "text",
+}
+"""Columns of `ScalingStudy.results`: unit and meaning. Null: not measured."""
+
+
+class ScalingStudy:
+    """One program at several sizes. The file NAME.study.json in the current folder remembers it."""
+
+    def __init__(self, study: Study, path: Path) -> None:
+        self._study, self.path = study, path
+
+    @property
+    def name(self) -> str:
+        return self._study.name
+
+    def submit(self, *, allow_mixed: bool = False) -> None:
+        """Submit the runs that are missing; returns at once.
+
+        Args:
+            allow_mixed: also if the code has changed since the earlier runs.
+
+        Raises:
+            RequestError: the file holds another study, or a size does not fit the site. SchedulerError: refused.
+        """
+        from hpcjobs.scaling.study_sweep import submit_study
+
+        self._study = submit_study(self._study, self.path, allow_mixed=allow_mixed)
+
+    def wait(self, *, timeout_s: float | None = None) -> Counter[str]:
+        """Block until no run is queued or running; how many ended in which state.
+
+        Raises:
+            TimeoutError: ``timeout_s`` seconds have passed.
+        """
+        from hpcjobs.scaling.study_sweep import sweep_of
+
+        return sweep_of(self._study).wait(timeout_s=timeout_s)
+
+    def runs(self) -> pd.DataFrame:
+        """One row per run: size, state, throughput, times, what the accounting knows."""
+        require_packages("pandas", "polars", purpose="a table of runs")
+        from hpcjobs.jobstats.dataframe import to_pandas
+        from hpcjobs.scaling.runs import read_runs
+
+        return to_pandas(read_runs(self._study))
+
+    def results(self, *, target: float = 0.8, allow_mixed: bool = False) -> pd.DataFrame:
+        """One row per size; ``attrs["columns"]`` has unit and meaning of each column, ``attrs["summary"]`` the
+        sentences of the report.
+
+        Args:
+            target: efficiency of the knee, between 0 and 1.
+            allow_mixed: accept runs of different code, images or node models.
+
+        Raises:
+            HpcJobsError: pandas, polars or scipy is not installed. RequestError: no run has ended with a figure yet.
+        """
+        require_packages("pandas", "polars", "scipy", purpose="the results of a study")
+        import pandas as pd
+
+        analysis = self._analyse(target, allow_mixed)
+        rows = []
+        for group in analysis.groups:
+            row: dict[str, Any] = group._asdict() | {"unit": analysis.unit}
+            for name in ("throughput", "speedup", "efficiency"):
+                row[name], row[f"{name}_low"], row[f"{name}_high"] = getattr(group, name)[:3]
+            rows.append({name: row[name] for name in COLUMNS})
+        frame: pd.DataFrame = pd.DataFrame(rows, columns=list(COLUMNS))
+        frame.attrs.update(columns=dict(COLUMNS), summary=analysis.summary, per=analysis.per)
+        return frame
+
+    def largest_efficient(self, *, target: float = 0.8) -> int | None:
+        """The number of nodes (or ranks) up to which an efficiency of ``target`` was measured; None: at no size."""
+        require_packages("polars", "scipy", purpose="the results of a study")
+        return self._analyse(target, allow_mixed=False).knee.measured
+
+    def report(self, folder: str | Path | None = None, *, target: float = 0.8, allow_mixed: bool = False) -> Path:
+        """Write the page of `hpcjobs report scaling` to ``folder`` (default NAME-report); the path of index.html."""
+        require_packages("polars", "scipy", "matplotlib", purpose="the report of a study")
+        from hpcjobs.scaling import page
+        from hpcjobs.scaling.runs import read_runs
+
+        directory = Path(f"{self.name}-report") if folder is None else Path(folder)
+        page.write(self._study, self._analyse(target, allow_mixed), read_runs(self._study), directory)
+        return directory / "index.html"
+
+    def _analyse(self, target: float, allow_mixed: bool) -> Analysis:
+        from hpcjobs.scaling.analysis import analyse
+        from hpcjobs.scaling.runs import read_runs
+
+        return analyse(read_runs(self._study), target=target, allow_mixed=allow_mixed)
+
+
+def scale(
+    program: str | Sequence[str],
+    sizes: Iterable[int | tuple[int, int]],
+    *,
+    site: str | None = None,
+    name: str | None = None,
+    weak: bool = False,
+    repeats: int = 3,
+    one_at_a_time: bool = False,
+    launcher: str | None = None,
+    env: dict[str, str] | None = None,
+    **options: str | int | bool | None,
+) -> ScalingStudy:
+    """A scaling study of a trainer (``"ddp"``) or a command (``["train.py", "--batch-size", "256"]``).
+
+    Nothing is submitted yet: ``.submit()`` does, and called again it submits what is missing.
+
+    Args:
+        sizes: numbers of nodes, or pairs of nodes and tasks per node.
+        weak: constant batch per rank; default a constant global batch, the ``--batch-size`` divided by the ranks.
+        repeats: runs of each size.
+        one_at_a_time: each run waits for the one before.
+        options: sbatch options of every run, as for `hpcjobs.plan`.
+
+    Raises:
+        RequestError: a name or a size is illegal.
+    """
+    command = shlex.split(program) if isinstance(program, str) else list(program)
+    title = name or PurePath(command[0]).stem.replace(".", "-")[:100]
+    try:
+        check_name(title, "name")
+    except ValueError as error:
+        raise RequestError(str(error), hint="name= names the study and its file, NAME.study.json") from error
+    pairs = [size if isinstance(size, tuple) else (size, 1) for size in sizes]
+    if not pairs or any(count < 1 for pair in pairs for count in pair):
+        raise RequestError(f"sizes {pairs}: write numbers of nodes, or pairs of nodes and tasks per node")
+    study = Study(
+        name=title,
+        site=site or default_site(),
+        mode="weak" if weak else "strong",
+        program=tuple(command),
+        sizes=tuple(Size(nodes=nodes, ntasks_per_node=tasks) for nodes, tasks in pairs),
+        repeats=repeats,
+        options=options,
+        launcher=launcher,
+        env=env or {},
+        one_at_a_time=one_at_a_time,
+    )
+    return ScalingStudy(study, study_file.path_of(title))
+
+
+def find_study(name: str) -> ScalingStudy:
+    """The study in NAME.study.json.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    path = study_file.path_of(name)
+    return ScalingStudy(study_file.read(path), path)
