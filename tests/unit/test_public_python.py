@@ -64,7 +64,7 @@ def test_jobs_that_ran_here_are_a_table_whose_columns_say_their_units(here: Path
 
 
 def test_a_study_gives_a_row_per_size_with_bounds_and_units(here: Path) -> None:
-    (here / "work.py").write_text("import time\ntime.sleep(0.1)\n")
+    (here / "work.py").write_text("import time\ntime.sleep(1.1)\n")
     study = hpcjobs.scale(["work.py"], [(1, 1), (1, 2)], site="local", repeats=2, time="5m")
     study.submit()
     assert dict(study.wait(timeout_s=240)) == {"COMPLETED": 4}
