@@ -7,7 +7,7 @@ are earlier runs: a command that was interrupted, or is given again, goes on fro
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -18,6 +18,7 @@ from hpcjobs.job.models import Job, JobSpec, Layer
 from hpcjobs.job.plan import plan_of, resolve_request, run_dir_of
 from hpcjobs.run import folder
 from hpcjobs.run.folder import code_state
+from hpcjobs.run.index import Entry
 from hpcjobs.run.submit import hand_over
 from hpcjobs.run.wait import wait
 from hpcjobs.runtime.checkpoints import FOLDER as CHECKPOINTS
@@ -83,9 +84,7 @@ class TrialBudget(NamedTuple):
         return (self.share or 0) * job.time_limit_s * nodes
 
     def __str__(self) -> str:
-        return (
-            f"{(self.node_s or 0) / 3600:g} node-hours" if self.share is None else f"{self.share * 100:g}% of the run"
-        )
+        return f"{self.share * 100:g}% of the run" if self.share else f"{(self.node_s or 0) / 3600:g} node-hours"
 
 
 class Goal(NamedTuple):
@@ -108,7 +107,7 @@ class Bench(Protocol):
 
     def runs(self, like: Job, axis: str) -> list[EarlierRun]: ...
 
-    def wait(self, runs: Sequence[EarlierRun]) -> None: ...
+    def wait(self, entries: Iterable[Entry]) -> None: ...
 
     def measure(self, options: Mapping[str, Value], *, count: int, limit_s: int) -> None:
         """Run trials to their end."""
@@ -138,8 +137,12 @@ class QueueBench(NamedTuple):
     def runs(self, like: Job, axis: str) -> list[EarlierRun]:
         return find_runs(like, axis=axis, code=current_code(Path(like.chdir)))
 
-    def wait(self, runs: Sequence[EarlierRun]) -> None:
-        wait({run.entry.run_dir: run.entry for run in runs}.values(), report=self.report)
+    def wait(self, entries: Iterable[Entry]) -> None:
+        try:
+            wait(entries, report=self.report)
+        except KeyboardInterrupt:
+            self.report("stopped waiting; the trials continue, and the same command goes on with what they measure")
+            raise
 
     def measure(self, options: Mapping[str, Value], *, count: int, limit_s: int) -> None:
         bare = self._replace(request=replace(self.request, notify=(), signal_before=None, snapshot=None))
@@ -152,7 +155,7 @@ class QueueBench(NamedTuple):
             entries.append(hand_over(plan, scheduler, refused=folder.remove).entry)
         ids = ", ".join(entry.job_id for entry in entries)
         self.report(f"trial of {describe(options)}: job {ids}, {human_duration(limit_s)} at most")
-        wait(entries, report=self.report)
+        self.wait(entries)
 
     def wait_s(self, job: Job) -> float | None:
         if job.scheduler != "slurm":
@@ -258,12 +261,17 @@ class _Search:
     def _choose(self, axis: _Axis, others: Mapping[str, Value]) -> Value:
         """Measure until the decision is possible, or the budget is used up."""
         like = self.bench.job({**others, axis.name: axis.value(axis.smallest)})
+        if like.batch_script is not None or like.resources.array:
+            raise RequestError(
+                "auto measures a program whose tasks hpcjobs starts, and this is an array or a batch script",
+                hint="name the size, or give the program in place of the script",
+            )
         tried: tuple[int, int] | None = None
         while True:
             runs = self.bench.runs(like, axis.name)
             if self.tries and (going_on := [run for run in runs if run.is_trial and not run.ended]):
                 self.report(f"waiting for trials of an earlier command: {', '.join(run.job_id for run in going_on)}")
-                self.bench.wait(going_on)
+                self.bench.wait(run.entry for run in going_on)
                 continue
             by_n = self._by_number(axis, runs)
             if tried is not None and len(by_n.get(tried[0], ())) <= tried[1]:  # a trial without a figure
@@ -282,7 +290,12 @@ class _Search:
                     raise RequestError(refusal, hint="a larger --budget, a longer -t, or a size of your own")
                 if refusal is None and self.tries:
                     tried = step.n, len(by_n.get(step.n, ()))
-                    self._measure(options, step.runs, like)
+                    try:
+                        self.bench.measure(options, count=step.runs, limit_s=self._limit_s(like))
+                    except SchedulerError as error:
+                        if not by_n:
+                            raise
+                        self.report(f"{describe(options)}: {error.message}")
                     continue
                 if refusal is None:
                     self.next_trial = f"{format_count(step.runs, 'trial')} of {describe(options)}"
@@ -335,7 +348,7 @@ class _Search:
     def _over_budget(self, like: Job, runs: Sequence[EarlierRun], job: Job, least: Job, count: int) -> str | None:
         """Why the trials cannot be paid for; None: they can."""
         trials = [run for run in runs if run.is_trial]
-        spent = sum(run.node_s for run in trials)
+        spent = sum({run.job_id: run.node_s for run in (*self.used.values(), *trials) if run.is_trial}.values())
         self.allowed_s = self.goal.budget.allowed_s(like, least.nodes)
         # A program that ends by itself takes as long again; any other one is ended by the time limit.
         limit_s = self._limit_s(like)
@@ -352,14 +365,6 @@ class _Search:
         part_s = self.goal.budget.allowed_s(like, like.nodes) / like.nodes / _FIRST_ROUNDS
         return max(60, int(min(part_s, like.time_limit_s or _LONGEST_S, _LONGEST_S)) // 60 * 60)
 
-    def _measure(self, options: Mapping[str, Value], count: int, like: Job) -> None:
-        try:
-            self.bench.measure(options, count=count, limit_s=self._limit_s(like))
-        except SchedulerError as error:
-            if options == {axis: value for axis, value in options.items() if value == 1}:
-                raise
-            self.report(f"{describe(options)}: {error.message}")
-
     def _record(self, axis: _Axis, by_n: Mapping[int, list[EarlierRun]]) -> None:
         self.used |= {run.job_id: run for runs in by_n.values() for run in runs}
         for size in measure_sizes(by_n):
@@ -374,7 +379,7 @@ def _no_figure(runs: Sequence[EarlierRun]) -> RequestError:
     if all(run.state is not None and run.state.value in ("COMPLETED", "TIMEOUT") for run in runs):
         return RequestError(
             f"the program has no figure of merit: job {names} ended, and its run folder does not say how fast it was",
-            hint="add one: run.log(...) of hpcjobs.runtime, or throughput in summary.json (docs/metrics.md)",
+            hint=r"add --metric 'tokens/s (\S+)' for a rate that it prints, or throughput to its summary.json",
         )
     return RequestError(f"the trials failed: job {names}", hint=f"hpcjobs why {runs[-1].job_id if runs else ''}")
 

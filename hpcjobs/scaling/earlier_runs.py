@@ -17,14 +17,14 @@ import msgspec
 
 from hpcjobs.files import read_regular
 from hpcjobs.job.models import Job
-from hpcjobs.record.names import MANIFEST, METRICS, SUMMARY
+from hpcjobs.record.names import MANIFEST, METRICS
+from hpcjobs.run.figures import Rate, read_rate
 from hpcjobs.run.folder import output_dir
 from hpcjobs.run.growing_files import decode_line, last_lines
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import own_ids, own_record, read_accounting, read_json
+from hpcjobs.run.job_files import own_ids, own_record, read_accounting
 from hpcjobs.run.progress import StepProgress, read_progress
 from hpcjobs.run.select import entries_of
-from hpcjobs.runtime.summary import Throughput
 from hpcjobs.scaling.study_sweep import read_code
 from hpcjobs.scheduler.base import State
 
@@ -83,7 +83,7 @@ def class_of(job: Job, *, without: str) -> tuple[object, ...]:
     image = None if job.container is None else (job.container.name, job.container.fingerprint)
     env = {name: value for name, value in job.env.items() if not name.startswith("HPCJOBS_")}
     alike = [getattr(job.resources, name, None) for name in _ALIKE]
-    return job.site, _speed_arguments(job.argv), job.chdir, image, env, alike, shape
+    return job.site, _speed_arguments(job.argv), job.chdir, image, env, job.figures, alike, shape
 
 
 def _speed_arguments(argv: Sequence[str]) -> list[str]:
@@ -103,7 +103,7 @@ def find_runs(like: Job, *, axis: str, code: str | None) -> list[EarlierRun]:
     """The user's runs that differ from ``like`` in ``axis`` alone and were of the same code, oldest first."""
     group = class_of(like, without=axis)
     runs: list[EarlierRun] = []
-    for entry in entries_of(like.site)[-_MOST_ENTRIES:]:
+    for entry in [one for one in entries_of(None) if one.site == like.site][-_MOST_ENTRIES:]:
         if entry.is_foreign or _edited_since(like, entry.submitted):
             continue
         manifest = _read_manifest(Path(entry.run_dir))
@@ -138,10 +138,6 @@ def _edited_since(job: Job, submitted: float) -> bool:
     return any(os.path.isfile(path) and os.stat(path).st_mtime > submitted + 1 for path in paths)
 
 
-class _Summary(msgspec.Struct):
-    throughput: Throughput | None = None
-
-
 def _read_run(entry: Entry, job_id: str, job: Job) -> EarlierRun:
     own = own_record(entry, job_id)
     of_scheduler = [record for record in read_accounting(entry) or () if record.job_id == job_id]
@@ -151,17 +147,17 @@ def _read_run(entry: Entry, job_id: str, job: Job) -> EarlierRun:
     folder = output_dir(Path(entry.run_dir), job_id)
     figure = None
     if state in (State.COMPLETED, State.TIMEOUT):
-        figure = (read_json(folder / SUMMARY, _Summary) or _Summary()).throughput or _figure_so_far(folder)
+        figure = read_rate(folder) or _rate_so_far(folder)
     duration_s = elapsed_s if state is State.COMPLETED else _duration(folder) if figure else None
-    value, unit = (figure.value, figure.unit) if figure is not None and figure.value > 0 else (None, None)
+    value, unit = (None, None) if figure is None else (figure.value, figure.unit)
     return EarlierRun(entry, job_id, job, folder, state, elapsed_s, value, unit, duration_s)
 
 
-def _figure_so_far(folder: Path) -> Throughput | None:
+def _rate_so_far(folder: Path) -> Rate | None:
     """The median of the last lines, of a program that was ended before it wrote its summary."""
     lines = (decode_line(line, StepProgress, kind="step") for line in last_lines(folder / METRICS))
     measured = [(step.throughput, step.unit) for step in lines if step is not None and step.throughput]
-    return Throughput(median(value for value, _ in measured), measured[-1][1] or "") if measured else None
+    return Rate("throughput", median(value for value, _ in measured), measured[-1][1] or "") if measured else None
 
 
 def _duration(folder: Path) -> float | None:

@@ -16,14 +16,16 @@ from hpcjobs.run.select import is_known_configuration, select
 from hpcjobs.run.submission import plan_in
 from hpcjobs.scaling import study
 from hpcjobs.scaling.analysis import Analysis, analyse
+from hpcjobs.scaling.earlier_runs import EarlierRun, find_runs
 from hpcjobs.scaling.runs import read_runs
-from hpcjobs.scaling.size_choice import describe_reached, find_reached
+from hpcjobs.scaling.size_choice import describe_reached, find_reached, measure_sizes
 from hpcjobs.scaling.study import Study
-from hpcjobs.scaling.study_sweep import list_runs
+from hpcjobs.scaling.study_sweep import list_runs, read_code
 from hpcjobs.scheduler.slurm.start_estimate import ask_sbatch
 from hpcjobs.units import human_duration
 
 _AT_ONCE_S: Final = 60
+_TARGET: Final = 0.8
 
 
 class StartEstimates(NamedTuple):
@@ -66,9 +68,26 @@ def right_size(names: list[str], *, site: str | None = None) -> dict[str, RightS
         for entry in select([name], site=site):
             for row in gather(JobFilter(since=0, job_ids=(entry.job_id,)), site=entry.site).jobs.to_dicts():
                 advice = advise(JobUsage.from_row(row))
+                advice += advise_by_earlier_runs(Path(entry.run_dir))
                 options = [f"{one.option}={one.value}" for one in advice]
                 results[row["job_id"]] = RightSize(advice, estimate_starts(Path(entry.run_dir), options))
     return results
+
+
+def advise_by_earlier_runs(run_dir: Path) -> list[Advice]:
+    """Another number of nodes, if the user's runs of this program at several numbers show one."""
+    if not (run_dir / MANIFEST).exists():
+        return []
+    job = plan_in(run_dir).job
+    by_nodes: dict[int, list[EarlierRun]] = {}
+    for earlier in find_runs(job, axis="nodes", code=read_code(run_dir)):
+        if earlier.throughput is not None:
+            by_nodes.setdefault(earlier.job.nodes, []).append(earlier)
+    sizes = measure_sizes(by_nodes)
+    at = find_reached(sizes, _TARGET)
+    if at is None or len(sizes) < 2 or at.n == job.nodes:
+        return []
+    return [Advice("--nodes", str(at.n), describe_reached(at, sizes, "nodes"))]
 
 
 def advise_nodes(analysis: Analysis) -> list[Advice]:

@@ -117,7 +117,7 @@ def describe_answer(answer: SizeAnswer) -> list[str]:
     if answer.trials:
         allowed = "" if answer.budget_node_s is None else f"; the budget was {human_duration(answer.budget_node_s)}"
         count = format_count(len(answer.trials), "trial")
-        lines.append(f"cost: {count}, {human_duration(answer.cost_node_s)} of one node{allowed}")
+        lines.append(f"cost in all: {count}, {human_duration(answer.cost_node_s)} of one node{allowed}")
     if answer.earlier_runs:
         lines.append(
             f"{format_count(len(answer.earlier_runs), 'earlier run')} counted: {', '.join(answer.earlier_runs)}"

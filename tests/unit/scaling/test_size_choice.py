@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -60,7 +60,7 @@ class Cluster:
     def runs(self, like: Job, axis: str) -> list[EarlierRun]:
         return [run for run in self.done if class_of(run.job, without=axis) == class_of(like, without=axis)]
 
-    def wait(self, runs: Sequence[EarlierRun]) -> None:
+    def wait(self, entries: Iterable[Entry]) -> None:
         raise AssertionError("every simulated trial has ended")
 
     def measure(self, options: Mapping[str, Value], *, count: int, limit_s: int) -> None:
