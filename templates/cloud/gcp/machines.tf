@@ -19,6 +19,8 @@ locals {
 resource "google_service_account" "machines" {
   account_id   = substr("${var.name}-nodes", 0, 30)
   display_name = "Machines of ${var.name}: no roles of its own"
+
+  depends_on = [google_project_service.used]
 }
 
 resource "google_compute_instance" "head" {

@@ -1,8 +1,21 @@
 # A network of the cluster's own. From outside only the head is reached, by ssh; the nodes go out through NAT.
 
+# Services of the provider that a fresh project has not enabled. Others may use them, so they stay on afterwards.
+resource "google_project_service" "used" {
+  for_each = toset(concat(
+    ["compute.googleapis.com", "iam.googleapis.com"],
+    var.shared_kind == "filestore" ? ["file.googleapis.com"] : [],
+  ))
+
+  service            = each.value
+  disable_on_destroy = false
+}
+
 resource "google_compute_network" "cluster" {
   name                    = var.name
   auto_create_subnetworks = false
+
+  depends_on = [google_project_service.used]
 }
 
 resource "google_compute_subnetwork" "cluster" {
@@ -64,4 +77,6 @@ resource "google_compute_router_nat" "out" {
 resource "google_compute_address" "head" {
   name   = "${var.name}-head"
   region = var.region
+
+  depends_on = [google_project_service.used]
 }

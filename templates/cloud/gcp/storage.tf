@@ -19,6 +19,8 @@ resource "google_compute_disk" "shared" {
       kms_key_self_link = disk_encryption_key.value
     }
   }
+
+  depends_on = [google_project_service.used]
 }
 
 resource "google_filestore_instance" "shared" {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -181,6 +182,28 @@ def test_a_filestore_takes_the_place_of_the_heads_disk(tmp_path: Path, stubs: Ma
     assert (
         filestore["kms_key_name"] == planned["google_compute_instance.head"]["boot_disk"][0]["kms_key_self_link"] == key
     )
+
+
+@pytest.mark.parametrize("kind", ["nfs", "filestore"])
+def test_a_fresh_project_gets_the_services_before_anything_that_needs_them(
+    kind: str, tmp_path: Path, stubs: Mapping[str, str]
+) -> None:
+    """They stay enabled when the cluster goes: others may use them."""
+    site = sized("gcp", nodes=2)
+    site["cloud"]["shared"] |= {"kind": kind, "size": "1T"}
+    terraform = prepared(site, tmp_path / "out", stubs)
+    enabled = {a: v for a, v in terraform.planned().items() if a.startswith("google_project_service.")}
+    names = {"compute", "iam", *(["file"] if kind == "filestore" else [])}
+    assert {v["service"] for v in enabled.values()} == {f"{name}.googleapis.com" for name in names}
+    assert {v["disable_on_destroy"] for v in enabled.values()} == {False}
+    edges = re.findall(r'"([^"]+)" -> "([^"]+)"', terraform.run("graph"))
+    waits = {"google_project_service.used"}
+    while more := {source for source, target in edges if target in waits} - waits:
+        waits |= more
+    declared = re.findall(
+        r'(?m)^resource "(\w+)" "(\w+)"', "".join(p.read_text() for p in terraform.folder.glob("*.tf"))
+    )
+    assert {".".join(names) for names in declared} <= waits
 
 
 @pytest.mark.parametrize(
