@@ -249,9 +249,9 @@ def where(
     as_json: Json = False,
 ) -> None:
     """Show for each site and partition whether PROGRAM fits, when it would start, and what it costs at most."""
-    from hpcjobs.diagnosis.placement import find_placements, known_sites
+    from hpcjobs.diagnosis.placement import find_placements
     from hpcjobs.job.project import with_project
-    from hpcjobs.site.library import load_site
+    from hpcjobs.site.library import known_sites, load_site
 
     layers: Sequence[Layer] | Path = spec or ()
     if spec is None:

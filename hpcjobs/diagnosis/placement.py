@@ -10,15 +10,13 @@ from pathlib import Path
 
 import msgspec
 
-from hpcjobs.errors import ConfigError, RequestError
+from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Job, JobSpec, Layer
 from hpcjobs.job.plan import resolve_request
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.scheduler.slurm.start_estimate import Estimate, count_idle_nodes, estimate_start, find_host_problem
-from hpcjobs.site import rehearsal
-from hpcjobs.site.library import find_default_site, load_site
+from hpcjobs.site.library import find_default_site
 from hpcjobs.site.models import Partition, Site
-from hpcjobs.site.search import SHIPPED, list_sites
 
 _SOON_S = 600.0
 """An estimate within this time is not explained: Slurm's own scheduling takes minutes."""
@@ -73,27 +71,6 @@ class Placement(msgspec.Struct, frozen=True):
     cost: Cost | None = None
     remark: str | None = None
     """Why it is not valid, or why no start is known."""
-
-
-def known_sites() -> Iterator[Site]:
-    """The sites of the user, the centre and the project, this machine, and the site that a sandbox here plays.
-
-    The other shipped files describe clusters; the user may have no account there.
-    """
-    sandbox = rehearsal.current()
-    here = {"local"} if sandbox is None else {"local", sandbox.site}
-    for entry in list_sites():
-        if entry.shadowed or (entry.layer in SHIPPED and entry.name not in here):
-            continue
-        if (site := _load(str(entry.path))) is not None:
-            yield site
-
-
-def _load(path: str) -> Site | None:
-    try:
-        return load_site(path)
-    except ConfigError:
-        return None  # `hpcjobs sites` prints the error
 
 
 def find_placements(

@@ -170,11 +170,15 @@ def _shape(group: NodeGroup) -> str:
     return f"({format_count(group.cpus, 'CPU')}{memory}{gpus}{features})"
 
 
+class DoesNotFitError(RequestError):
+    """No partition of the site takes the job."""
+
+
 def check_limits(job: Job, site: Site, partitions: Mapping[str, Partition]) -> None:
     """Compare ``job`` with ``partitions``, of which one is enough, and with its QOS.
 
     Raises:
-        RequestError: one line per limit exceeded, each with the option, where it was read,
+        DoesNotFitError: one line per limit exceeded, each with the option, where it was read,
             what is allowed, and the file that says so.
     """
     problems = [*_request_problems(job), *_license_problems(job, site)]
@@ -187,7 +191,7 @@ def check_limits(job: Job, site: Site, partitions: Mapping[str, Partition]) -> N
         problems += dict.fromkeys(line for lines in unfit for line in lines)
     if problems:
         where = f"site {site.name} ({site.path})"
-        raise RequestError(
+        raise DoesNotFitError(
             f"the job does not fit {where}:\n" + "\n".join(f"  {p}" for p in problems),
             hint=_where_it_fits(job, site, partitions) if unfit and all(unfit) else None,
         )

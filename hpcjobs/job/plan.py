@@ -9,8 +9,10 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -21,13 +23,13 @@ from hpcjobs.job.batch import batch_layers
 from hpcjobs.job.environment import OTHER_ENVIRONMENTS, find_private_installer
 from hpcjobs.job.fault_tolerance import avoided_on
 from hpcjobs.job.layers import checked_spec, make_spec, user_settings
-from hpcjobs.job.limits import with_policies
+from hpcjobs.job.limits import DoesNotFitError, with_policies
 from hpcjobs.job.models import Job, JobSpec, Layer, Plan
 from hpcjobs.job.program import TRAINER_MODULE, is_importable, misspelt_trainer, options_of_submit
 from hpcjobs.job.project import split_programs, with_project
 from hpcjobs.job.resolve import resolve
 from hpcjobs.job.script import SUFFIX, render, template_folders
-from hpcjobs.site.library import default_site, load_site
+from hpcjobs.site.library import default_site, known_sites, load_site
 from hpcjobs.site.models import Site
 from hpcjobs.site.resources import LocalEffect, fields_where
 from hpcjobs.site.trust import refusal_of_file
@@ -70,10 +72,30 @@ def plan(
             request, spec = named.request, named.layers
     if not isinstance(site, Site):
         site = load_site(site or default_site(), allow_untrusted=allow_untrusted)
-    job = resolve_request(request, site, spec=spec or (), settings_of="sbatch", **options)
+    try:
+        job = resolve_request(request, site, spec=spec or (), settings_of="sbatch", **options)
+    except DoesNotFitError as error:
+        others = _find_sites_that_take(request, spec or (), site, options) if error.hint is None else []
+        error.hint = error.hint or (f"takes it: {', '.join(f'--site {name}' for name in others)}" if others else None)
+        raise
     arguments = request.program if isinstance(request, JobSpec) else make_spec(request, {}).program
     made_by = made_by or shlex.join(["hpcjobs.plan:", *arguments])
     return plan_of(job, run_dir_of(job), made_by=made_by, allow_untrusted=allow_untrusted)
+
+
+def _find_sites_that_take(
+    request: JobSpec | str | Sequence[str],
+    spec: Layer | Sequence[Layer] | str | Path,
+    refused: Site,
+    options: Mapping[str, Any],
+) -> list[str]:
+    names = []
+    for site in known_sites():
+        if site.name != refused.name and site.scheduler == refused.scheduler:
+            with suppress(RequestError):
+                resolve_request(request, site, spec=spec, **options)
+                names.append(site.name)
+    return names
 
 
 def resolve_request(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -115,6 +116,27 @@ def load_site(name: str, *, allow_untrusted: bool = False) -> Site:
         warnings.warn(f"{refusal(path, site.untrusted).message}\nnothing of it is run", HpcJobsWarning, stacklevel=1)
     site = msgspec.structs.replace(site, policies=find_policies(site, files))
     return rehearsal.apply_overlay(site)
+
+
+def known_sites() -> Iterator[Site]:
+    """The sites of the user, the centre and the project, this machine, and the site that a sandbox here plays.
+
+    The other shipped files describe clusters; the user may have no account there.
+    """
+    sandbox = rehearsal.current()
+    here = {"local"} if sandbox is None else {"local", sandbox.site}
+    for entry in list_sites():
+        if entry.shadowed or (entry.layer in SHIPPED and entry.name not in here):
+            continue
+        if (site := _load_quietly(str(entry.path))) is not None:
+            yield site
+
+
+def _load_quietly(path: str) -> Site | None:
+    try:
+        return load_site(path)
+    except ConfigError:
+        return None  # `hpcjobs sites` prints the error
 
 
 def read_site(path: Path) -> Site:
