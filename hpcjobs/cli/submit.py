@@ -38,7 +38,9 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command(cls=ProgramCommand, context_settings={"allow_interspersed_args": False}, epilog=EPILOG)
-@with_job_options()
+@with_job_options(
+    help={"launcher": "Program that starts the ranks: srun, torchrun, mpirun …, or auto [the site's first]."}
+)
 def submit(
     *,
     site: SiteName = None,

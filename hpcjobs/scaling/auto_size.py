@@ -298,7 +298,8 @@ class _Search:
                         self.report(f"{describe(options)}: {error.message}")
                     continue
                 if refusal is None:
-                    self.next_trial = f"{format_count(step.runs, 'trial')} of {describe(options)}"
+                    each = human_duration(self._limit_s(like))
+                    self.next_trial = f"{format_count(step.runs, 'trial')} of {describe(options)}, {each} at most each"
                 step = SizeChoice(step.at_least, refusal or "")
             if step.n is None:
                 raise RequestError(step.reason, hint="a later --finish-by, or --min-efficiency instead of it")

@@ -112,7 +112,11 @@ def describe_answer(answer: SizeAnswer) -> list[str]:
     """The answer, its reasons and its cost, line by line."""
     lines = list(map(_describe_row, answer.sizes, itertools.repeat(answer.unit)))
     if answer.next_trial is not None:
-        return [*lines, *answer.reasons, f"would try next: {answer.next_trial}, within the budget"]
+        return [
+            *lines,
+            *answer.reasons,
+            f"would try next: {answer.next_trial}; then what these show to be missing, within the budget",
+        ]
     lines.append(f"chosen: {describe(answer.values)}: {'; '.join(answer.reasons)}")
     if answer.trials:
         allowed = "" if answer.budget_node_s is None else f"; the budget was {human_duration(answer.budget_node_s)}"

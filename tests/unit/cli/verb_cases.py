@@ -166,6 +166,7 @@ CASES = (
     _case("submit -N 2 train.py --lr 0.1"),
     _case("submit --dry-run -N 2 train.py", name="submit_dry_run"),
     _case("submit --explain -N 2 --env A=1 train.py", name="submit_explain", fits=True),
+    _case("submit -N auto -t 10h --dry-run train.py", name="submit_auto"),
     _case("submit --test-only train.py", name="submit_test_only", fits=True),
     _case("submit -N 9 train.py", name="submit_refused"),
     _case("init -N 2 -t 1h train.py --lr 0.1"),

@@ -171,7 +171,7 @@ def test_a_dry_run_asks_nothing_of_the_queue(tmp_path: Path, monkeypatch: pytest
     Path("c.yaml").write_text("{partitions: {main: {nodes: 8, node: {cpus: 4, mem: 8G}}}, node_local: []}\n")
     proposal = ok("submit", "--site", "c.yaml", "-t", "10h", "-N", "auto", "--finish-by", "9h", "--dry-run", "--json",
                   "rate.py")  # fmt: skip
-    assert proposal.json["next_trial"] == "3 trials of 1 node"
+    assert proposal.json["next_trial"] == "3 trials of 1 node, 1m00s at most each"
     assert not list(answers.glob("*.asked"))
     assert entries() == []
 

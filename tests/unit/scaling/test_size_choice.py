@@ -188,8 +188,10 @@ def test_only_the_runs_that_are_missing_are_tried() -> None:
 def test_a_dry_search_says_what_would_be_tried_and_tries_nothing() -> None:
     cluster = Cluster(amdahl)
     answer = find(cluster, tries=False)
-    assert (answer.next_trial, cluster.done) == ("3 trials of 1 node", [])
-    assert describe_answer(answer) == ["would try next: 3 trials of 1 node, within the budget"]
+    assert (answer.next_trial, cluster.done) == ("3 trials of 1 node, 1m00s at most each", [])
+    assert describe_answer(answer) == [
+        "would try next: 3 trials of 1 node, 1m00s at most each; then what these show to be missing, within the budget"
+    ]
 
 
 def test_a_program_without_a_figure_is_refused_with_what_to_add() -> None:
