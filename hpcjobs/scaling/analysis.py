@@ -13,7 +13,7 @@ import polars as pl
 
 from hpcjobs.errors import RequestError
 from hpcjobs.jobstats.derive import joint_energy_source
-from hpcjobs.scaling.fits import LAWS, Fit, Interval, choose, find_possible, fit, geometric_mean, mean_ratio
+from hpcjobs.scaling.fits import LAWS, Fit, Interval, RunGroups, choose, find_possible, fit
 from hpcjobs.scaling.runs import find_mixtures
 from hpcjobs.scaling.size_choice import find_reached
 from hpcjobs.units import format_number
@@ -113,7 +113,8 @@ def analyse(runs: pl.DataFrame, *, target: float = 0.8, allow_mixed: bool = Fals
         )
     per = "nodes" if sound["ntasks_per_node"].n_unique() == 1 else "ranks"
     sizes = sound.sort(per, "nodes").partition_by("nodes", "ntasks_per_node", maintain_order=True)
-    groups = [_group(part, per, sizes[0]) for part in sizes]
+    by_size = RunGroups([[float(value) for value in part["throughput"]] for part in sizes])
+    groups = [_group(part, per, sizes[0], by_size.mean(i), by_size.ratio(i, 0)) for i, part in enumerate(sizes)]
     n, x = [float(v) for v in sound[per]], [float(v) for v in sound["throughput"]]
     shapes = [f"{group.nodes}x{group.ranks // group.nodes}" for group in groups]
     fits: list[Fit] = []
@@ -133,34 +134,37 @@ def analyse(runs: pl.DataFrame, *, target: float = 0.8, allow_mixed: bool = Fals
             chosen, reasons = choose(possible, fits)
         else:
             reasons = ["A size with a single run: no law can be excluded and nothing is predicted. Repeat every size."]
-    slower = _describe_fall(groups, per, unit=str(sound["unit"][0]))
-    if slower:
-        reasons.insert(0, slower)
-    knee = _knee(groups, possible, target)
-    doubling = None if slower or not possible else _predict(possible, groups)
+    falls = _describe_fall(groups, by_size, per, unit=str(sound["unit"][0]))
+    if falls:
+        reasons.insert(0, falls)
+    knee = _knee(groups, [] if falls else possible, target)
+    doubling = None if falls or not possible else _predict(possible, groups)
     summary = [*reasons, *_outlook(knee, doubling, groups, per, unit=str(sound["unit"][0]))]
     return Analysis(
         str(sound["unit"][0]), per, groups, fits, possible, chosen, summary, knee, doubling, mixed, left_out
     )  # fmt: skip
 
 
-def _describe_fall(groups: list[SizeResult], per: str, *, unit: str) -> str | None:
-    """That the largest size is slower than a smaller one, if it is beyond the scatter of the runs."""
-    best, last = max(groups, key=lambda group: group.throughput.value), groups[-1]
-    ratio = mean_ratio(last.measured, best.measured).ratio
-    if last.n == best.n or (ratio.value if ratio.high is None else ratio.high) >= 1:
+def _describe_fall(groups: list[SizeResult], by_size: RunGroups, per: str, *, unit: str) -> str | None:
+    """That the largest size is slower than a smaller one, and whether that is beyond the scatter of the runs."""
+    best, last = max(range(len(groups)), key=lambda i: groups[i].throughput.value), len(groups) - 1
+    if groups[last].n == groups[best].n:
         return None
-    return (
-        f"More {per} are slower: {format_number(best.throughput.value)} {unit} with {_count(best.n, per)},"
-        f" {format_number(last.throughput.value)} with {last.n}. No throughput beyond is predicted."
-    )
+    values = [
+        f"{format_number(groups[i].throughput.value)} {unit} with {_count(groups[i].n, per)}" for i in (best, last)
+    ]
+    high = by_size.ratio(last, best).high
+    if high is not None and high >= 1:
+        start, doubt = f"More {per} are not faster here", "; the difference is within the scatter of the runs"
+    else:
+        start, doubt = f"More {per} are slower here", ""
+    return f"{start}: {values[0]}, {values[1]}{doubt}. Nothing is predicted for more."
 
 
-def _group(part: pl.DataFrame, per: str, base: pl.DataFrame) -> SizeResult:
+def _group(part: pl.DataFrame, per: str, base: pl.DataFrame, throughput: Interval, speedup: Interval) -> SizeResult:
     measured = [float(v) for v in part["throughput"]]
     first = part.to_dicts()[0]
     n, smallest = int(first[per]), int(base[per][0])
-    speedup = Interval(1.0) if part is base else mean_ratio(measured, base["throughput"].to_list()).ratio
     step, comm, wait = (_median(part, name) for name in ("step_s", "communication_s", "data_wait_s"))
     shares = [None if v is None or not step else min(1.0, max(0.0, v / step)) for v in (comm, wait)]
     paid = part.filter(pl.col("cost").is_not_null() & (pl.col("samples") > 0))
@@ -170,7 +174,7 @@ def _group(part: pl.DataFrame, per: str, base: pl.DataFrame) -> SizeResult:
         ranks=int(first["ranks"]),
         runs=len(part),
         measured=tuple(measured),
-        throughput=geometric_mean(measured),
+        throughput=throughput,
         speedup=speedup,
         efficiency=speedup.scale_by(smallest / n),
         step_s=step,

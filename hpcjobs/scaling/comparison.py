@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hpcjobs.errors import RequestError
 from hpcjobs.scaling.analysis import Analysis, SizeResult
-from hpcjobs.scaling.fits import format_p_value, mean_ratio
+from hpcjobs.scaling.fits import Ratio, RunGroups, format_p_value
 from hpcjobs.scaling.page import interval
 from hpcjobs.site.models import Frozen
 from hpcjobs.site.yaml_file import read_yaml
@@ -54,12 +54,22 @@ def compare(analysis: Analysis, baseline: Analysis) -> list[list[str]]:
         raise RequestError(
             f"the studies cannot be compared: {analysis.unit} by {analysis.per}, {baseline.unit} by {baseline.per}"
         )
-    before = {name_size(group): group for group in baseline.groups}
-    shared = [(group, before[name_size(group)]) for group in analysis.groups if name_size(group) in before]
+    shared = _shared(analysis, baseline)
     if not shared:
         raise RequestError("the studies share no size")
     headers = ["nodes x tasks", analysis.unit, "baseline", "ratio", "efficiency", "baseline", "significant at 5 %"]
-    return [headers, *(_row(group, old) for group, old in shared)]
+    return [headers, *(_row(*each) for each in shared)]
+
+
+def _shared(analysis: Analysis, baseline: Analysis) -> list[tuple[SizeResult, SizeResult, Ratio]]:
+    """The sizes that both have, with the ratio of the first one's throughput to that of ``baseline``."""
+    now, then = (RunGroups([group.measured for group in each.groups]) for each in (analysis, baseline))
+    places = {name_size(group): place for place, group in enumerate(baseline.groups)}
+    return [
+        (group, baseline.groups[place], now.compare(number, then, place))
+        for number, group in enumerate(analysis.groups)
+        if (place := places.get(name_size(group))) is not None
+    ]
 
 
 def name_size(group: SizeResult) -> str:
@@ -67,9 +77,9 @@ def name_size(group: SizeResult) -> str:
     return f"{group.nodes}x{group.ranks // group.nodes}"
 
 
-def _row(group: SizeResult, old: SizeResult) -> list[str]:
+def _row(group: SizeResult, old: SizeResult, compared: Ratio) -> list[str]:
     now, then = group.throughput, old.throughput
-    ratio, p_value = mean_ratio(group.measured, old.measured)
+    ratio, p_value = compared
     significant = "single runs" if p_value is None else "yes" if p_value < 0.05 else "no"
     if p_value is not None:
         significant += f" ({format_p_value(p_value)})"

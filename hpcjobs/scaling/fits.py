@@ -1,8 +1,8 @@
 """Means and ratios of repeated runs, scaling laws fitted to throughput, and the choice of a law, with 95 % intervals.
 
 Throughput varies by factors, so statistics are computed on logarithms: the mean is the geometric one (the median of
-log-normal runs), its interval is Student's t. Two sizes or studies are compared by the t test of Welch, because larger
-sizes often scatter more.
+log-normal runs). Two or three runs of a size tell little of its scatter, so the scatter of all sizes counts too
+(`Scatter`); the degrees of freedom are those of such a sum (Welch 1947, Satterthwaite 1946).
 
 X(N) is throughput on N units (nodes, or ranks on one node). With X1 = X(1):
 
@@ -13,14 +13,13 @@ X(N) is throughput on N units (nodes, or ranks on one node). With X1 = X(1):
 
 Each law is a sum of coefficients times functions of N, for X or for 1/X. The coefficients, none below 0, have the
 least squares of log(measured / fitted). Near the solution that is a linear regression: the coefficients are weighted
-sums of the means of the sizes. Their covariance comes from the scatter of the runs of each size, which may differ,
-with the degrees of freedom of Welch (1947) and Satterthwaite (1946). A prediction has an interval of Student's t. The
-interval of the knee contains every N at which the efficiency may be the target.
+sums of the means of the sizes, whose variances are those of `Scatter`. A prediction has an interval of Student's t. The
+interval of the knee contains every N at which the efficiency may be the target, that of a parameter every value that
+may be it (Fieller 1954).
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -29,6 +28,9 @@ import numpy.typing as npt
 from scipy import optimize, special, stats
 
 CONFIDENCE: Final = 0.95
+Floats = npt.NDArray[np.float64]
+_SCATTER_OF_NOTHING: Final = 1e-9
+"""Relative scatter below which repeats count as equal."""
 
 
 class Interval(NamedTuple):
@@ -52,39 +54,115 @@ class Ratio(NamedTuple):
     """p-value of the t test that the means are equal; None: a side has a single run."""
 
 
-def geometric_mean(values: Sequence[float]) -> Interval:
-    """The geometric mean of positive values; without an interval for a single value."""
-    logs = np.log(np.asarray(values, float))
-    mean = float(logs.mean())
-    if len(logs) < 2:
-        return Interval(float(np.exp(mean)))
-    reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(logs) - 1) * logs.std(ddof=1) / np.sqrt(len(logs)))
-    return _interval(mean, mean - reach, mean + reach)
+class Scatter(NamedTuple):
+    """The variance of logarithms of runs of each size, moderated by that of all sizes (Smyth 2004).
+
+    Larger sizes often scatter more, so a size's own runs count with their degrees of freedom, and the mean of all sizes
+    as if it had `_PRIOR_FREEDOM` further ones. tests/figures/test_coverage.py simulates what the intervals hold.
+    """
+
+    variances: Floats
+    """Of the runs of each size alone; 0 of a single run."""
+    free: Floats
+    """Runs of each size less one."""
+    weights: Floats
+    """Row by size: the weight of each size's own variance in its moderated variance."""
+
+    @classmethod
+    def of(cls, groups: Sequence[Sequence[float]]) -> Scatter | None:
+        """The scatter of the logarithms in ``groups``, one for each size; None: no size has two runs."""
+        free = np.array([len(group) - 1.0 for group in groups])
+        if not free.any():
+            return None
+        variances = np.array([float(np.var(group, ddof=1)) if len(group) > 1 else 0.0 for group in groups])
+        variances = np.where(variances < _SCATTER_OF_NOTHING**2, 0.0, variances)
+        of_all = np.tile(free / free.sum(), (len(groups), 1))
+        weights = (_PRIOR_FREEDOM * of_all + np.diag(free)) / (_PRIOR_FREEDOM + free)[:, None]
+        return cls(variances, free, weights)
+
+    def spread(self, shares: Floats) -> tuple[float, float]:
+        """Standard error of an estimate whose variance is ``shares`` of each size's, and its degrees of freedom.
+
+        Of few runs the degrees of freedom are between those of equal variances, which are too many, and those of the
+        variances measured, which are too few: their weighted geometric mean.
+        """
+        of_own = shares @ self.weights
+        variance = float(of_own @ self.variances)
+        has_runs = self.free > 0
+        weights, free, variances = of_own[has_runs], self.free[has_runs], self.variances[has_runs]
+        freedom = weights.sum() ** 2 / np.sum(np.square(weights) / free)
+        if variance > 0:
+            measured = variance**2 / np.sum(np.square(weights * variances) / free)
+            freedom = freedom**_OF_EQUAL * measured ** (1 - _OF_EQUAL)
+        return float(np.sqrt(variance)), float(freedom)
+
+    def reach(self, shares: Floats) -> float:
+        """Half the width of the 95 % interval of such an estimate."""
+        error, freedom = self.spread(shares)
+        return error * float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
-def mean_ratio(values: Sequence[float], base: Sequence[float]) -> Ratio:
-    """The ratio of two geometric means; interval and p-value are of the same test, so they never disagree."""
-    logs, base_logs = np.log(np.asarray(values, float)), np.log(np.asarray(base, float))
-    difference = float(logs.mean() - base_logs.mean())
-    if len(logs) < 2 or len(base_logs) < 2:
-        return Ratio(Interval(float(np.exp(difference))), None)
-    if np.ptp(logs) == 0 and np.ptp(base_logs) == 0:  # times in whole seconds: all alike
-        return Ratio(_interval(difference, difference, difference), 1.0 if difference == 0 else 0.0)
-    with warnings.catch_warnings():
-        # Equal repeats on one side have a variance of 0: this is not a loss of precision.
-        warnings.filterwarnings("ignore", "Precision loss occurred", RuntimeWarning)
-        test = stats.ttest_ind(logs, base_logs, equal_var=False)
-    bounds = test.confidence_interval(CONFIDENCE)
-    return Ratio(_interval(difference, float(bounds.low), float(bounds.high)), float(test.pvalue))
+_PRIOR_FREEDOM: Final = 2.0
+"""Degrees of freedom with which the scatter of all sizes counts for each of them."""
+
+
+_OF_EQUAL: Final = 0.6
+"""Weight of the degrees of freedom that equal variances would have."""
+
+
+class RunGroups:
+    """The runs of a study: groups of positive values, one for each size."""
+
+    def __init__(self, groups: Sequence[Sequence[float]]) -> None:
+        logs = [np.log(np.asarray(group, float)) for group in groups]
+        self.means = np.array([float(group.mean()) for group in logs])
+        self.runs = np.array([float(len(group)) for group in logs])
+        self.scatter = Scatter.of([list(group) for group in logs])
+
+    def mean(self, group: int) -> Interval:
+        """The geometric mean of a group; without an interval where no size has two runs."""
+        return self._estimate(np.eye(len(self.runs))[group])
+
+    def ratio(self, group: int, base: int) -> Interval:
+        """How many times as large the mean of a group is as that of another one."""
+        unit = np.eye(len(self.runs))
+        return Interval(1.0) if group == base else self._estimate(unit[group] - unit[base])
+
+    def _estimate(self, weights: Floats) -> Interval:
+        value = float(weights @ self.means)
+        if self.scatter is None:
+            return Interval(float(np.exp(value)))
+        reach = self.scatter.reach(np.square(weights) / self.runs)
+        return _interval(value, value - reach, value + reach)
+
+    def compare(self, group: int, other: RunGroups, base: int) -> Ratio:
+        """The ratio to the mean of a group of another study; interval and p-value are of the same t test."""
+        difference = float(self.means[group] - other.means[base])
+        if self.scatter is None or other.scatter is None:
+            return Ratio(Interval(float(np.exp(difference))), None)
+        own, theirs = len(self.runs), len(other.runs)
+        both = Scatter(
+            np.concatenate([self.scatter.variances, other.scatter.variances]),
+            np.concatenate([self.scatter.free, other.scatter.free]),
+            np.block(
+                [
+                    [self.scatter.weights, np.zeros((own, theirs))],
+                    [np.zeros((theirs, own)), other.scatter.weights],
+                ]
+            ),
+        )
+        shares = np.zeros(own + theirs)
+        shares[group], shares[own + base] = 1 / self.runs[group], 1 / other.runs[base]
+        error, freedom = both.spread(shares)
+        if error == 0:  # times in whole seconds: all alike
+            return Ratio(_interval(difference, difference, difference), 1.0 if difference == 0 else 0.0)
+        reach = error * float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2))
+        p_value = 2 * float(special.stdtr(freedom, -abs(difference) / error))
+        return Ratio(_interval(difference, difference - reach, difference + reach), p_value)
 
 
 def _interval(*logs: float) -> Interval:
     return Interval(*(float(np.exp(value)) for value in logs))
-
-
-Floats = npt.NDArray[np.float64]
-_SCATTER_OF_NOTHING: Final = 1e-9
-"""Relative scatter below which repeats count as equal."""
 
 
 class Law(NamedTuple):
@@ -150,10 +228,10 @@ class Fit(NamedTuple):
     """The coefficients of the linear regression around the solution: they differ where one of them is kept at 0."""
     means: Floats
     """The share of each size's mean in ``linear``: one column per size."""
-    variances: Floats | None
-    """Of those means; None: a size has a single run."""
-    free: Floats
-    """Degrees of freedom of the variances."""
+    runs: Floats
+    """Of each size."""
+    scatter: Scatter | None
+    """None: a size has a single run."""
     residuals: tuple[float, ...]
     """log(measured / fitted), point by point."""
     lack: LackOfFit | None
@@ -166,13 +244,42 @@ class Fit(NamedTuple):
 
     @property
     def parameters(self) -> dict[str, float]:
-        """X(1) and the law's parameters by name, each at 0 or above, without intervals: the same runs chose the law,
-        and parameters of a law that does not hold have no true value."""
+        """X(1) and the law's parameters by name, each at 0 or above."""
         ratios = {
             name: float(np.asarray(above) @ self.coefficients) / float(np.asarray(below) @ self.coefficients)
             for name, (above, below) in self.law.parameters.items()
         }
         return {"X(1)": self.at(1).value, **ratios}
+
+    @property
+    def intervals(self) -> dict[str, Interval]:
+        """`parameters` with the 95 % intervals that they have if the law holds."""
+        values = self.parameters
+        bounds = {name: self._bound(values[name], *parts) for name, parts in self.law.parameters.items()}
+        return {"X(1)": self.at(1), **bounds}
+
+    def _bound(self, value: float, above: Sequence[float], below: Sequence[float]) -> Interval:
+        """``value`` and the values that the ratio of the two sums may have, none below 0."""
+        if self.scatter is None:
+            return Interval(value)
+        over, under = np.asarray(above, np.float64), np.asarray(below, np.float64)
+
+        def distance(ratio: float) -> float:
+            """How far the ratio is above the measured one, in half widths of the interval."""
+            weights = ratio * under - over
+            reach, difference = self._reach(weights), float(weights @ self.linear)
+            return difference / reach if reach else float(np.copysign(np.inf, difference))
+
+        most = max(1.0, 1e3 * value)
+        low, high = 0.0, None
+        if distance(0.0) < -1:
+            low = (
+                float(optimize.brentq(lambda ratio: distance(ratio) + 1, 0.0, value)) if distance(value) > -1 else value
+            )
+        if distance(most) > 1:
+            start = value if distance(value) < 1 else None
+            high = value if start is None else float(optimize.brentq(lambda ratio: distance(ratio) - 1, start, most))
+        return Interval(value, low, high)
 
     def speedup(self, n: float, base: float) -> float:
         """X(n) / X(base)."""
@@ -195,7 +302,7 @@ class Fit(NamedTuple):
         """The N at which the efficiency against ``base`` falls to ``target``, up to ``furthest``. ``high`` is None
         with a ``low`` if it is beyond."""
         value = _crossing(lambda n: -float(self._weights_below(n, base, target) @ self.coefficients), base, furthest)
-        if self.variances is None:
+        if self.scatter is None:
             return Interval(value)
         low = _crossing(lambda n: -self._distance(n, base, target) - 1, base, furthest)
         high = _crossing(lambda n: 1 - self._distance(n, base, target), base, furthest)
@@ -215,16 +322,9 @@ class Fit(NamedTuple):
 
     def _reach(self, weights: Floats) -> float | None:
         """Half the width of the interval of a weighted sum of the coefficients; None if it is unknown."""
-        if self.variances is None:
+        if self.scatter is None:
             return None
-        return self._t(weights) * float(np.sqrt(np.square(weights @ self.means) @ self.variances))
-
-    def _t(self, weights: Floats) -> float:
-        """Student's t of such a sum, with the degrees of freedom of Welch and Satterthwaite."""
-        parts = np.square(weights @ self.means) * self.variances
-        total = float(parts.sum())
-        free = total**2 / float(np.sum(np.square(parts) / self.free)) if total > 0 else float(self.free.sum())
-        return float(special.stdtrit(free, (1 + CONFIDENCE) / 2))
+        return self.scatter.reach(np.square(weights @ self.means) / self.runs)
 
 
 def fit(law: Law, n: Sequence[float], x: Sequence[float]) -> Fit | None:
@@ -255,10 +355,7 @@ def fit(law: Law, n: Sequence[float], x: Sequence[float]) -> Fit | None:
     inverse = np.linalg.pinv(rows / (rows @ best)[:, None])
     of_size = [where == size for size in np.unique(where)]
     step = np.asarray(inverse @ missed if np.any(best == 0) else np.zeros(width), np.float64)
-    runs = np.array([int(np.sum(here)) for here in of_size])
-    variances = None
-    if np.all(runs > 1):
-        variances = np.array([missed[here].var(ddof=1) for here in of_size]) / runs
+    runs = np.array([float(np.sum(here)) for here in of_size])
     scale = 1 / unit if law.inverse else unit
     residuals = -missed if law.inverse else missed
     return Fit(
@@ -266,8 +363,8 @@ def fit(law: Law, n: Sequence[float], x: Sequence[float]) -> Fit | None:
         coefficients=best * scale,
         linear=(best + step) * scale,
         means=np.stack([inverse[:, here].sum(axis=1) for here in of_size], axis=-1) * scale,
-        variances=variances,
-        free=runs - 1.0,
+        runs=runs,
+        scatter=Scatter.of([list(missed[here]) for here in of_size]) if np.all(runs > 1) else None,
         residuals=tuple(float(r) for r in residuals),
         lack=_lack_of_fit([residuals[here] for here in of_size], int(np.sum(best > 0))),
     )

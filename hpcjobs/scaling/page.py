@@ -20,7 +20,7 @@ from hpcjobs.units import format_number, human_duration, number_style
 
 TABLE_NOTE: Final = (
     "Throughput is work over the time of the steps, without evaluations, checkpoints and the first two steps: the"
-    " geometric mean of the runs, with its 95 % interval (Student's t on logarithms). Times and shares are medians of"
+    " geometric mean of the runs, with its 95 % interval, for which the scatter of all sizes counts. Times and shares are medians of"
     " the runs. Compute, exposed communication (waiting for other ranks) and data wait (waiting for a"
     " batch) are shares of a step; checkpoint is its time relative to that of the steps. ~: modelled with the watts"
     " of the site."
@@ -34,7 +34,8 @@ CAPTIONS: Final = {
 }
 FIT_NOTE: Final = (
     "X(1): throughput of one node or rank. serial: serial fraction (Amdahl, Gustafson). sigma: contention, kappa:"
-    " crosstalk (USL). log: overhead that grows with log2 N. possible: the runs do not exclude the law."
+    " crosstalk (USL). log: overhead that grows with log2 N. possible: the runs do not exclude the law. The law that is"
+    " used has 95 % intervals, which hold if it is the true one."
 )
 _PAGE_HEADERS: Final = {
     "step": "step time",
@@ -46,13 +47,14 @@ _PAGE_HEADERS: Final = {
     "epoch": "time of the steps of an epoch, without evaluations, checkpoints and the start",
 }
 """Headers that are short in the terminal."""
+NOT_MEASURED: Final = "not measured"
 RUN_HEADERS: Final = ("job", "nodes", "ranks", "repeat", "state", "throughput", "hosts", "source", "run folder")
 
 
 def sizes(analysis: Analysis) -> tuple[list[str], list[list[str]]]:
     """Headers, and the cells of each size; without columns that were not measured."""
     table = [_cells(group, analysis.unit) for group in analysis.groups]
-    known = [header for header in table[0] if any(row[header] != "-" for row in table)]
+    known = [header for header in table[0] if any(row[header] not in ("-", NOT_MEASURED) for row in table)]
     return known, [[row[header] for header in known] for row in table]
 
 
@@ -70,22 +72,22 @@ def _cells(group: SizeResult, unit: str) -> dict[str, str]:
         unit: interval(group.throughput, number_style(group.throughput.value)),
         "speed-up": interval(group.speedup, ".2f"),
         "efficiency": interval(group.efficiency, ".0%"),
-        "step": "-" if group.step_s is None else f"{1e3 * group.step_s:.1f} ms",
+        "step": NOT_MEASURED if group.step_s is None else f"{1e3 * group.step_s:.1f} ms",
         "compute": share(group.compute),
         "comm.": share(group.communication),
         "data": share(group.data_wait),
         "ckpt": share(group.checkpoint),
         "CPU": share(group.cpu_efficiency),
         "GPU": share(group.gpu_utilization),
-        "queue wait": "-" if group.queue_wait_s is None else human_duration(group.queue_wait_s),
-        "epoch": "-" if group.epoch_s is None else human_duration(group.epoch_s),
-        "energy": format_energy(group.energy_j, group.energy_source),
-        "cost / 10⁶ samples": "-" if paid is None else f"{format_number(paid)} {group.currency}",
+        "queue wait": NOT_MEASURED if group.queue_wait_s is None else human_duration(group.queue_wait_s),
+        "epoch": NOT_MEASURED if group.epoch_s is None else human_duration(group.epoch_s),
+        "energy": NOT_MEASURED if group.energy_j is None else format_energy(group.energy_j, group.energy_source),
+        "cost / 10⁶ samples": NOT_MEASURED if paid is None else f"{format_number(paid)} {group.currency}",
     }
 
 
 def share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
+    return NOT_MEASURED if value is None else f"{value:.0%}"
 
 
 def interval(value: Interval, style: str) -> str:
@@ -101,9 +103,11 @@ def fit_rows(analysis: Analysis) -> list[list[str]]:
     for fitted in analysis.fits:
         verdict = "used" if fitted is analysis.chosen else "possible" if fitted in analysis.possible else "excluded"
         verdict = verdict if analysis.possible else "-"
-        for parameter, value in fitted.parameters.items():
-            name, style = (f"X(1), {analysis.unit}", number_style(value)) if parameter == "X(1)" else (parameter, ".4g")
-            rows.append([fitted.law.name, verdict, name, f"{value:{style}}", f"{fitted.rms:.1%}"])
+        for parameter, value in fitted.intervals.items():
+            rate = parameter == "X(1)"
+            name, style = (f"X(1), {analysis.unit}", number_style(value.value)) if rate else (parameter, ".4g")
+            shown = interval(value, style) if fitted is analysis.chosen else f"{value.value:{style}}"
+            rows.append([fitted.law.name, verdict, name, shown, f"{fitted.rms:.1%}"])
     return rows
 
 

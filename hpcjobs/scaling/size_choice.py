@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from hpcjobs.scaling.fits import Interval, geometric_mean, mean_ratio
+from hpcjobs.scaling.fits import Interval, RunGroups
 from hpcjobs.scaling.size_answer import count_of
 
 REPEATS: Final = 3
@@ -72,13 +72,12 @@ class Measurement(Protocol):
 
 def measure_sizes(runs: Mapping[int, Sequence[Measurement]]) -> list[MeasuredSize]:
     """Means and efficiencies with their 95 % intervals, smallest size first; every run has a throughput."""
-    values = {n: [run.throughput or 0.0 for run in runs[n]] for n in sorted(runs)}
+    by_size = RunGroups([[run.throughput or 0.0 for run in runs[n]] for n in sorted(runs)])
     sizes = []
-    for n, of_size in values.items():
-        base = next(iter(values))
-        ratio = Interval(1.0) if n == base else mean_ratio(of_size, values[base]).ratio.scale_by(base / n)
+    for group, n in enumerate(sorted(runs)):
+        ratio = by_size.ratio(group, 0).scale_by(min(runs) / n)
         duration_s = max((run.duration_s for run in runs[n] if run.duration_s is not None), default=None)
-        sizes.append(MeasuredSize(n, geometric_mean(of_size), ratio, len(of_size), duration_s))
+        sizes.append(MeasuredSize(n, by_size.mean(group), ratio, len(runs[n]), duration_s))
     return sizes
 
 

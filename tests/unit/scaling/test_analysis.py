@@ -146,7 +146,7 @@ def test_three_sizes_that_fall_are_not_told_by_amdahl() -> None:
     """As on a slow network: Amdahl's law would put its serial fraction at 1 and be half wrong everywhere."""
     analysis = analyse(runs({1: 10_800, 2: 3_600, 4: 2_300}))
     assert analysis.chosen is None
-    assert "More nodes are slower" in analysis.summary[0]
+    assert "More nodes are slower here" in analysis.summary[0]
     assert analysis.knee.measured == 1
 
 
@@ -397,7 +397,9 @@ def test_an_efficiency_is_measured_up_to_where_its_lower_bound_reaches_the_targe
 def test_a_study_that_falls_says_that_more_are_slower_and_predicts_nothing() -> None:
     """It was given a contention of 5.71 and a prediction above what was measured."""
     analysis = analyse(runs({1: 41_000, 2: 12_000, 4: 10_000}))
-    assert analysis.summary[0].startswith("More nodes are slower: 40,999 images/s with 1 node, 10,000 with 4.")
+    assert analysis.summary[0].startswith(
+        "More nodes are slower here: 40,999 images/s with 1 node, 10,000 images/s with 4"
+    )
     assert analysis.doubling is None
     assert all(one.parameters.get(name, 0) <= 1 for one in analysis.fits for name in ("serial", "sigma"))
 

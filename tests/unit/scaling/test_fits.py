@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hpcjobs.scaling.fits import AMDAHL, GUSTAFSON, USL, Law, fit, mean_ratio
+from hpcjobs.scaling.fits import AMDAHL, GUSTAFSON, USL, Law, RunGroups, fit
 
 NODES = [n for n in (1, 2, 4, 8, 16) for _ in range(3)]
 
@@ -101,5 +101,38 @@ def test_misfit_is_told_apart_from_scatter() -> None:
 
 
 def test_repeats_that_are_all_alike_on_one_side_are_compared_without_a_warning() -> None:
-    ratio, p_value = mean_ratio([50.0, 51.0, 52.0], [100.0, 100.0, 100.0])
-    assert (ratio.low, ratio.high, p_value) == pytest.approx((0.486, 0.535, 0), abs=1e-3)  # Welch, 2 degrees of freedom
+    ratio, p_value = RunGroups([[50.0, 51.0, 52.0]]).compare(0, RunGroups([[100.0, 100.0, 100.0]]), 0)
+    assert ratio.value == pytest.approx(0.51, abs=1e-3)
+    assert 0.47 < (ratio.low or 0) < (ratio.high or 1) < 0.55
+    assert p_value is not None
+    assert p_value < 0.01
+
+
+def test_two_runs_of_a_size_have_the_scatter_of_all_sizes_behind_them() -> None:
+    """Two runs alone gave 2,132 to 533,408: Student's t of one degree of freedom is 12.7."""
+    low, high = RunGroups([[33_000, 34_400], [30_000, 38_000], [21_000, 22_500], [52_000, 54_000]]).mean(1)[1:]
+    assert low is not None
+    assert high is not None
+    assert 15_000 < low < 30_000 < 38_000 < high < 75_000
+
+
+def test_a_size_with_one_run_has_an_interval_where_others_are_repeated() -> None:
+    groups = RunGroups([[100.0, 101.0, 99.0], [190.0]])
+    low, high = groups.mean(1)[1:]
+    assert low is not None
+    assert high is not None
+    assert 170 < low < 190 < high < 210
+    assert RunGroups([[100.0], [190.0]]).mean(1) == (pytest.approx(190.0), None, None)
+
+
+def test_a_parameter_has_the_interval_of_the_values_that_it_may_have() -> None:
+    noisy = [1000 / (0.05 + 0.95 / n) * (1 + 0.02 * (-1) ** i) for i, n in enumerate(NODES)]
+    fitted = fit(AMDAHL, NODES, noisy)
+    assert fitted is not None
+    for name, truth in (("serial", 0.05), ("X(1)", 1000)):
+        value, low, high = fitted.intervals[name]
+        assert value == fitted.parameters[name]
+        assert low is not None
+        assert high is not None
+        assert low < truth < high
+        assert high - low < truth

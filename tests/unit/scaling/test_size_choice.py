@@ -182,7 +182,7 @@ def test_only_the_runs_that_are_missing_are_tried() -> None:
     answer = find(cluster)
     assert answer.options == {"nodes": "2"}
     assert {run.job.nodes for run in cluster.done if run.is_trial} <= {1, 2}
-    assert 2 <= len(answer.trials) <= 6
+    assert 1 <= len(answer.trials) <= 6
 
 
 def test_a_dry_search_says_what_would_be_tried_and_tries_nothing() -> None:
