@@ -54,14 +54,14 @@ def compare(analysis: Analysis, baseline: Analysis) -> list[list[str]]:
         raise RequestError(
             f"the studies cannot be compared: {analysis.unit} by {analysis.per}, {baseline.unit} by {baseline.per}"
         )
-    shared = _shared(analysis, baseline)
+    shared = _match_sizes(analysis, baseline)
     if not shared:
         raise RequestError("the studies share no size")
     headers = ["nodes x tasks", analysis.unit, "baseline", "ratio", "efficiency", "baseline", "significant at 5 %"]
     return [headers, *(_row(*each) for each in shared)]
 
 
-def _shared(analysis: Analysis, baseline: Analysis) -> list[tuple[SizeResult, SizeResult, Ratio]]:
+def _match_sizes(analysis: Analysis, baseline: Analysis) -> list[tuple[SizeResult, SizeResult, Ratio]]:
     """The sizes that both have, with the ratio of the first one's throughput to that of ``baseline``."""
     now, then = (RunGroups([group.measured for group in each.groups]) for each in (analysis, baseline))
     places = {name_size(group): place for place, group in enumerate(baseline.groups)}

@@ -20,8 +20,8 @@ from hpcjobs.units import format_number, human_duration, number_style
 
 TABLE_NOTE: Final = (
     "Throughput is work over the time of the steps, without evaluations, checkpoints and the first two steps: the"
-    " geometric mean of the runs, with its 95 % interval, for which the scatter of all sizes counts. Times and shares are medians of"
-    " the runs. Compute, exposed communication (waiting for other ranks) and data wait (waiting for a"
+    " geometric mean of the runs, with its 95 % interval, for which the scatter of all sizes counts. Times and shares"
+    " are medians of the runs. Compute, exposed communication (waiting for other ranks) and data wait (waiting for a"
     " batch) are shares of a step; checkpoint is its time relative to that of the steps. ~: modelled with the watts"
     " of the site."
 )
