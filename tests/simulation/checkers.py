@@ -16,6 +16,8 @@ from hpcjobs.run.job_files import read_attempts
 if TYPE_CHECKING:
     from life import Life, Submission
 
+    from hpcjobs.scheduler.base import JobRecord
+
 BUDGET = {"timeout": 3, "preempt": 3, "node": 2, "error": 1}
 
 
@@ -93,10 +95,19 @@ def check_known(life: Life, one: Submission) -> None:
         if not jobs or not os.path.isdir(folder):
             continue
         originals = sorted({job.root for job in jobs if "--dependency=afterany" not in job.submit_line})
+        if one.outcome == "killed" and _has_no_note(life):
+            continue
         if any(folder in warning and "in the list of jobs" in warning for warning in life.world.warnings):
             continue  # the user was told to name it by its folder
-        if not any((folder, str(root)) in listed for root in originals) and not _is_untraceable(life, folder, jobs):
+        # Whom no id was told may find the job under that of the one which continues it.
+        roots = originals if one.outcome == "accepted" else sorted({job.root for job in jobs})
+        if not any((folder, str(root)) in listed for root in roots) and not _is_untraceable(life, folder, jobs):
             life.errors.append(f"{folder}: job {originals} was accepted, and ps does not list it")
+
+
+def _has_no_note(life: Life) -> bool:
+    """The list of jobs could not be written, and the submitter was killed before it could print that."""
+    return any("on home/.local/state/hpcjobs" in line and "submit" in line for line in life.world.trace)
 
 
 def _is_untraceable(life: Life, folder: str, jobs: list[Job]) -> bool:
@@ -106,6 +117,33 @@ def _is_untraceable(life: Life, folder: str, jobs: list[Job]) -> bool:
     if any(job.number in life.slurm.jobs for job in jobs):
         return False
     return _keeps_no_trace(life)
+
+
+def check_shown(life: Life, who: str, rows: list[tuple[str | None, JobRecord]]) -> None:
+    """A job that waited or ran all the time while a command asked about it is not shown as ended."""
+    process, slurm, world = life.world.current, life.slurm, life.world
+    if process is None or process.pid in world.disturbed or slurm.down["ctl"] or slurm.back_at > process.started:
+        return
+    for run_dir, record in rows:
+        if record.state.value not in ENDED or run_dir is None or "[" in record.job_id:
+            continue
+        task = record.job_id.partition("_")[2]
+        jobs = [job for job in jobs_of(life, run_dir) if not task or str(job.task) == task]
+        if not jobs or jobs[-1].number not in slurm.jobs:
+            continue
+        job = jobs[-1]
+        attempt, put_back_at, began = job.attempt, job.put_back_at, process.started
+        since = max(job.put_back_at or 0.0, job.first_submit)
+        if job.has_ended or job.completing or since > began or (job.ends and job.ends[-1][0] > began):
+            continue
+        text = f"{run_dir}: {who} shows job {job.id} as {record.state.value} ({record.source}), and it is {job.state}"
+
+        def confirm(job: Job = job, text: str = text, before: object = (attempt, put_back_at)) -> None:
+            # What ends just now has written so already.
+            if (job.attempt, job.put_back_at) == before and not job.has_ended and not job.completing:
+                life.errors.append(text)
+
+        world.after(5.0, confirm)
 
 
 def check_cancelled(life: Life, one: Submission) -> None:
@@ -189,7 +227,7 @@ def check_states(life: Life) -> None:
         if run_dir in life.pruned:
             continue  # the run folder said which job continues it
         if is_away and record.state.value == "UNKNOWN":
-            continue  # with the reason that the accounting does not answer
+            continue  # with the reason that Slurm does not answer
         by_task.setdefault((run_dir, record.job_id), []).append((when, who, record.state.value, record.source))
     for (run_dir, job_id), rows in by_task.items():
         submission = next((s for s in life.submissions if run_dir in folders_of(life, s)), None)
@@ -250,7 +288,9 @@ def _check_last(life: Life, run_dir: str, job_id: str, last: tuple[float, str, s
         life.errors.append(f"{run_dir}: job {job_id} is shown as {state} ({source}), and COMPLETED")
     if source == "sacct" and life.settings.accounting == "prompt" and not life.slurm.down["dbd"] and state in ENDED:
         life.errors.append(f"{run_dir}: job {job_id} is shown as {state} (sacct), and ended as {truth.state}")
-    if state == "UNKNOWN" and life.settings.accounting == "prompt":
+    # On a full disk the end of an earlier start is not written, and a later record is not known for the job's.
+    wrote_all = not any(f"job {job_id}." in line and "state.json cannot" in line for line in life.world.trace)
+    if state == "UNKNOWN" and life.settings.accounting == "prompt" and wrote_all:
         life.errors.append(f"{run_dir}: job {job_id} is UNKNOWN to {who}, and the accounting has {truth.state}")
 
 

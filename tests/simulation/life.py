@@ -35,6 +35,8 @@ from hpcjobs.user import user_name
 
 simulated.USER = user_name()
 PLACE = "/place-of-the-run-folder"
+WARNED_S = 1500.0
+"""After so long a job is told to save: its limit is half an hour."""
 BUSY_S = 4 * 3600.0
 """Faults and users' deeds happen within this time."""
 
@@ -86,7 +88,7 @@ class Seen(NamedTuple):
     run_dir: str
     record: JobRecord
     is_away: bool
-    """The accounting did not answer then."""
+    """Slurm or its accounting did not answer then, which is printed."""
 
 
 @functools.cache
@@ -237,7 +239,8 @@ class Life:
         self.note("ps", [(row.run_dir, row.record) for row in shown.rows if row.run_dir is not None])
 
     def note(self, who: str, rows: list[tuple[str | None, JobRecord]]) -> None:
-        away = self.slurm.down["dbd"]
+        away = self.slurm.down["dbd"] or self.slurm.down["ctl"]
+        checkers.check_shown(self, who, rows)
         self.seen += [
             Seen(self.world.now, who, run_dir, record, away) for run_dir, record in rows if run_dir is not None
         ]
@@ -301,7 +304,7 @@ class Life:
                 fails_at=draw.randrange(1, 12) if fails and kind.startswith("retries") else None,
                 fails_always=draw.random() < 0.3,
                 on_term=draw.choice(("save", "save", "die", "ignore")),
-                save_s=draw.choice((1.0, 8.0)),
+                save_s=draw.choice((1.0, 8.0, 60.0)),
             )
             array = "0-2" if kind.endswith("array") else None
             name = _NAMES[kind]
@@ -333,13 +336,15 @@ class Life:
             delay_s = at + draw.choice((2.0, 30.0, 600.0)) * draw.random()
             self.user(f"wait {number}", lambda: self.wait(one), delay_s=delay_s)
         if draw.random() < 0.3:
-            self.user(
-                f"cancel {number}", lambda: self.cancel(one), delay_s=at + draw.choice((5, 300, 3000)) * draw.random()
-            )
+            # Also while a job saves ahead of its limit.
+            after = draw.choice((0.0, 0.0, 0.0, WARNED_S)) or draw.choice((5, 300, 3000)) * draw.random()
+            self.user(f"cancel {number}", lambda: self.cancel(one), delay_s=at + after + 60 * draw.random())
         if draw.random() < 0.2:
             verb: control.Verb = draw.choice(("hold", "requeue", "requeue"))
             after = at + draw.uniform(1, 4000)
             self.user(f"{verb} {number}", lambda: self.control(verb, one), delay_s=after)
+            for look in (lambda: self.wait(one), self.look)[: draw.randrange(3)]:
+                self.user(f"look {number}", look, delay_s=after + draw.uniform(1, 200))
             if verb == "hold":
                 self.user(f"release {number}", lambda: self.control("release", one), delay_s=after + 100)
 

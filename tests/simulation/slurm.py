@@ -120,6 +120,8 @@ class Job:
     preempt_time: float | None = None
     completing: bool = False
     cancelled_at: float | None = None
+    put_back_at: float | None = None
+    """When it was last requeued."""
     ends: list[tuple[float, str]] = field(default_factory=list)
     """Every end that was final when it came: a second one follows a requeue only."""
     warn_s: float | None = None
@@ -158,6 +160,8 @@ class Slurm:
         self.rows: list[Row] = []
         self.next_id = 1
         self.down: dict[str, bool] = {"ctl": False, "dbd": False}
+        self.back_at = 0.0
+        """When slurmctld last came back."""
         self.bad_nodes: set[str] = set()
         self.names = [f"n{i}" for i in range(settings.nodes)]
 
@@ -548,7 +552,8 @@ class Slurm:
                 self._schedule_soon()
             return
         if attempt.cause is not None:
-            if state == "CANCELLED" and attempt.cause in ("REQUEUED", "PREEMPTED"):
+            # Also a job that is being cancelled is put back by a requeue.
+            if state == "REQUEUED" or (state == "CANCELLED" and attempt.cause in ("REQUEUED", "PREEMPTED")):
                 attempt.cause = state
             return
         attempt.cause = state
@@ -591,6 +596,7 @@ class Slurm:
     def _put_back(self, job: Job) -> None:
         job.state, job.reason, job.restarts, job.completing = "PENDING", "BeginTime", job.restarts + 1, False
         job.submit, job.begin = self.world.now, self.world.now + self.settings.requeue_delay_s
+        job.put_back_at = self.world.now
         job.start = job.end = None
         job.node_list = []
         if job.held:
@@ -669,7 +675,7 @@ class Slurm:
             self.jobs, self.next_id = {}, 1
 
         def back() -> None:
-            self.down["ctl"] = False
+            self.down["ctl"], self.back_at = False, self.world.now
             self._schedule_soon()
 
         self.world.after(away_s, back)

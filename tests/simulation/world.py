@@ -87,6 +87,8 @@ class World:
         self.injected: list[Fault] = []
         self.misled: list[str] = []
         """Processes to which a command gave a wrong answer with exit code 0."""
+        self.disturbed: set[int] = set()
+        """Processes that met a fault, by their ids."""
         self.warnings: list[str] = []
         self.problems: list[str] = []
         """What a process found wrong by itself."""
@@ -199,6 +201,8 @@ class World:
         if detail is not None:
             fault = Fault(kind, count, detail)
             self.injected.append(fault)
+            if process is not None:
+                self.disturbed.add(process.pid)
             self.log(f"fault {fault} in {process.name if process else 'nobody'}")
         return detail
 

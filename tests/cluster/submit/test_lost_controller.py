@@ -1,0 +1,94 @@
+"""Submissions while slurmctld is stopped, killed and restarted at random."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from commandline import Answer
+from login_node import SITE, Cluster
+from waiting import eventually
+
+from hpcjobs.sandbox import Sandbox
+from hpcjobs.sandbox.daemons import Daemon, alive, recorded_daemons
+from hpcjobs.sandbox.folder import Folder
+from hpcjobs.sandbox.services import restart_dead
+
+UNSAVED_S = 15.0
+"""slurmctld saves its list of jobs every few seconds: a job that it accepted so long before SIGKILL may be lost there."""
+COUNT = 1000
+
+
+def _controller(folder: Folder) -> Daemon:
+    return next(daemon for daemon in recorded_daemons(folder) if daemon.name == "slurmctld")
+
+
+@contextmanager
+def _disturbed(sandbox: Sandbox, chance: random.Random) -> Iterator[list[tuple[str, float]]]:
+    """Within the block, slurmctld is stopped, killed or restarted every few seconds; what was done, and when."""
+    folder, over, deeds = Folder(Path(sandbox.root)), threading.Event(), list[tuple[str, float]]()
+
+    def disturb() -> None:
+        while not over.wait(chance.uniform(1, 8)):
+            daemon, deed = _controller(folder), chance.choice(("stop", "kill", "restart"))
+            deeds.append((deed, time.time()))
+            if deed == "stop":
+                os.kill(daemon.pid, signal.SIGSTOP)
+                over.wait(chance.choice((1, 5, 35)))  # MessageTimeout is 30 s
+                os.kill(daemon.pid, signal.SIGCONT)
+                continue
+            os.kill(daemon.pid, signal.SIGKILL if deed == "kill" else signal.SIGTERM)
+            eventually(lambda: not alive(daemon), what="the end of slurmctld")
+            over.wait(chance.uniform(0, 8))
+            restart_dead(folder)
+
+    with ThreadPoolExecutor(1) as pool:
+        disturber = pool.submit(disturb)
+        try:
+            yield deeds
+        finally:
+            over.set()
+            disturber.result()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(4 * 3600)
+def test_no_submission_is_lost_or_doubled_while_slurmctld_is_stopped_killed_and_restarted(
+    sandbox: Sandbox, cluster: Cluster
+) -> None:
+    ran = cluster.folder / "ran"
+    ran.mkdir()
+    program = cluster.program("once.sh", f'#!/bin/bash\n: >"{ran}/$1-$SLURM_JOB_ID"\n')
+
+    def submit(number: int) -> tuple[Answer, float]:
+        arguments = ("submit", "--site", SITE, "--json", "-t", "5m", program, str(number))
+        return cluster.hpcjobs(*arguments, timeout_s=900), time.time()
+
+    with _disturbed(sandbox, random.Random(1)) as deeds, ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(submit, range(COUNT)))
+    eventually(lambda: cluster.slurm("squeue", "-h", "--me") == "", what="the end of all jobs", timeout_s=1800)
+    runs = Counter(int(path.name.partition("-")[0]) for path in ran.iterdir())
+    accepted = {n: cluster.took(answer.out) for n, (answer, _) in enumerate(answers) if answer.code == 0}
+    kills = [when for deed, when in deeds if deed == "kill"]
+    unsaved = {n for n in accepted if any(0 <= kill - answers[n][1] < UNSAVED_S for kill in kills)}
+    lost = [n for n in accepted if not runs[n]]
+    print(f"{COUNT} submissions, {Counter(deed for deed, _ in deeds)}: {len(accepted)} accepted, {sum(runs.values())} ran")
+    print(f"lost by slurmctld itself, killed before it saved its list: {len(lost)}; doubled: {[*runs.values()].count(2)}")
+    assert [n for n, count in runs.items() if count > 1] == []
+    assert [n for n in lost if n not in unsaved] == []
+    states = {row["run_dir"]: row["record"]["state"] for row in cluster.rows("-a")}
+    for number, job in accepted.items():
+        assert states[str(job.run_dir)] == ("UNKNOWN" if number in lost else "COMPLETED"), number
+    for number in runs.keys() - accepted.keys():  # it was said that this is not known, and now it is
+        assert "may" in answers[number][0].err, answers[number]
+    assert sum(state == "COMPLETED" for state in states.values()) == sum(runs.values())
+    assert len(accepted) > COUNT / 2
