@@ -235,7 +235,7 @@ def _correct(entry: Entry, record: JobRecord) -> JobRecord:
     own = own_record(entry, record.job_id)
     if own is None or own.started is None or record.started is None:
         return record
-    if record.ended is not None and own.started > record.ended + CLOCK_TOLERANCE_S and own.state.ended:
+    if own.started > record.started + CLOCK_TOLERANCE_S and own.state.ended:
         return own  # the accounting lacks the last start
     if abs(own.started - record.started) > CLOCK_TOLERANCE_S:
         return record

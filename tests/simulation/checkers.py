@@ -63,6 +63,8 @@ def check_once(life: Life, one: Submission) -> None:
         still = [job for job in originals if job.state != "CANCELLED"]
         if still:
             life.errors.append(f"{one.plan.run_dir}: reported as not submitted, and job {still[0].root} was")
+    if any(folder in life.pruned for folder in folders_of(life, one)):
+        return  # the command that a laptop repeats finds nothing of the first time
     is_misled = any(name.startswith(("submit", "job")) for name in life.world.misled)
     if len(alive) > 1 and not is_misled and not (_keeps_no_trace(life) and _was_forgotten(life, alive)):
         life.errors.append(f"{one.plan.run_dir}: submitted {len(alive)} times: jobs {[job.root for job in alive]}")
@@ -174,7 +176,10 @@ def check_waits(life: Life, one: Submission) -> None:
             continue
         states = {job.state for job in jobs_of(life, this.known[0].entry.run_dir)}
         is_unknown = any(record.state.value == "UNKNOWN" for known in this.known for record in known.records)
-        if states == {"COMPLETED"} and this.code != 0 and not one.requeued and not is_unknown:
+        # A signal that is not Slurm's: what the job wrote about it is all that is left without accounting.
+        is_signalled = any("SIGTERM, not handled" in line and "job" in line for line in life.world.trace)
+        is_certain = not is_unknown and not (is_signalled and life.settings.accounting in ("absent", "lossy"))
+        if states == {"COMPLETED"} and this.code != 0 and not one.requeued and is_certain:
             life.errors.append(f"{one.plan.run_dir}: wait ends with {this.code}, and the job completed")
         if this.code == 0 and not states & {"COMPLETED"} and not life.works[this.known[0].entry.run_dir].completed:
             life.errors.append(f"{one.plan.run_dir}: wait ends with 0, and the job ended as {sorted(states)}")
@@ -235,7 +240,8 @@ def check_states(life: Life) -> None:
         final: tuple[float, str, str] | None = None
         for when, who, state, source in sorted(rows):
             if state not in ENDED:
-                is_lost = "_" in job_id and life.settings.accounting in ("absent", "lossy")
+                was_full = any(fault.detail == "full" for fault in life.schedule.faults)
+                is_lost = ("_" in job_id or was_full) and life.settings.accounting in ("absent", "lossy")
                 if final is not None and state == "UNKNOWN" and not is_lost:
                     life.errors.append(f"{run_dir}: job {job_id} was {final[1]}, and {who} calls it {state}")
                 continue

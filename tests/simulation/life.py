@@ -163,7 +163,7 @@ class Life:
             nodes=draw.choice((1, 2, 4)), accounting=draw.choice(kinds),
             accounting_lag_s=draw.choice((5.0, 60.0, 400.0)),
             min_job_age_s=draw.choice((10.0, 300.0)), keeps_commands=draw.random() < 0.8,
-            allows_requeue=draw.random() < 0.85,
+            allows_requeue=draw.random() < 0.85, job_requeue=draw.random() < 0.8,
         )  # fmt: skip
         world.log(f"{self.settings}")
         self.works: dict[str, bodies.Work] = {}
@@ -339,9 +339,10 @@ class Life:
             # Also while a job saves ahead of its limit.
             after = draw.choice((0.0, 0.0, 0.0, WARNED_S)) or draw.choice((5, 300, 3000)) * draw.random()
             self.user(f"cancel {number}", lambda: self.cancel(one), delay_s=at + after + 60 * draw.random())
-        if draw.random() < 0.2:
+        if draw.random() < 0.3:
             verb: control.Verb = draw.choice(("hold", "requeue", "requeue"))
-            after = at + draw.uniform(1, 4000)
+            # While it runs, or until Slurm has forgotten it.
+            after = at + draw.choice((draw.uniform(1, 4000), one.work.steps * one.work.step_s * draw.uniform(0, 1.5)))
             self.user(f"{verb} {number}", lambda: self.control(verb, one), delay_s=after)
             for look in (lambda: self.wait(one), self.look)[: draw.randrange(3)]:
                 self.user(f"look {number}", look, delay_s=after + draw.uniform(1, 200))

@@ -38,6 +38,8 @@ class Settings:
     keeps_commands: bool = True
     """SubmitLine, from Slurm 20.11 on."""
     allows_requeue: bool = True
+    job_requeue: bool = True
+    """JobRequeue: jobs that do not say otherwise may be requeued."""
     max_submit_jobs: int | None = None
     max_array_size: int = 1001
     name: str = "sim"
@@ -210,7 +212,7 @@ class Slurm:
                 time_limit_s=_seconds(options.get("time", "01:00:00")),
                 held="hold" in options,
                 begin=self.world.now + 300.0 if options.get("begin", "").startswith("now+") else 0.0,
-                requeue="requeue" in options and "no-requeue" not in options,
+                requeue="no-requeue" not in options and ("requeue" in options or self.settings.job_requeue),
                 dependency=dependency,
                 exclude=options.get("exclude", "(null)"),
                 env=dict(env),

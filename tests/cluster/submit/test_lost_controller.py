@@ -81,8 +81,12 @@ def test_no_submission_is_lost_or_doubled_while_slurmctld_is_stopped_killed_and_
     kills = [when for deed, when in deeds if deed == "kill"]
     unsaved = {n for n in accepted if any(0 <= kill - answers[n][1] < UNSAVED_S for kill in kills)}
     lost = [n for n in accepted if not runs[n]]
-    print(f"{COUNT} submissions, {Counter(deed for deed, _ in deeds)}: {len(accepted)} accepted, {sum(runs.values())} ran")
-    print(f"lost by slurmctld itself, killed before it saved its list: {len(lost)}; doubled: {[*runs.values()].count(2)}")
+    print(
+        f"{COUNT} submissions, {Counter(deed for deed, _ in deeds)}: {len(accepted)} accepted, {sum(runs.values())} ran"
+    )
+    print(
+        f"lost by slurmctld itself, killed before it saved its list: {len(lost)}; doubled: {[*runs.values()].count(2)}"
+    )
     assert [n for n, count in runs.items() if count > 1] == []
     assert [n for n in lost if n not in unsaved] == []
     states = {row["run_dir"]: row["record"]["state"] for row in cluster.rows("-a")}

@@ -221,8 +221,11 @@ def test_a_job_that_was_requeued_and_ended_within_minutes_of_its_first_end_is_sh
     assert [record.state for record in known.records] == [State.COMPLETED]
 
 
-def test_an_accounting_that_lacks_the_last_start_of_a_job_does_not_tell_its_end(tmp_path: Path) -> None:
-    cluster = Accounted(tmp_path, {"1": 50.0})
+@pytest.mark.parametrize("first_end", [50.0, 950.0], ids=["long-before", "just-before"])
+def test_an_accounting_that_lacks_the_last_start_of_a_job_does_not_tell_its_end(
+    tmp_path: Path, first_end: float
+) -> None:
+    cluster = Accounted(tmp_path, {"1": first_end})
     cluster.codes["1"] = 3
     cluster.now = 2000.0
     write_last_start(tmp_path, started=1000.0, ended=1500.0)
