@@ -11,7 +11,7 @@ import msgspec
 
 from hpcjobs.containers.sif import check_whole, fingerprint
 from hpcjobs.errors import ConfigError, RequestError, nearest
-from hpcjobs.site.checks import Frozen
+from hpcjobs.site.checks import Frozen, Moment
 from hpcjobs.site.models import Containers, Site
 
 SUFFIX = ".sif"
@@ -50,7 +50,7 @@ class ImageManifest(Frozen, frozen=True):
     base_digest: str | None
     """Of a local base: its sha256; of one from a registry what the registry called it; None: not known."""
     build_host: str
-    built: float
+    built: Moment
     """Seconds since 1970."""
     took_s: float
     runtime: str

@@ -23,6 +23,7 @@ from hpcjobs.scheduler.base import JobRecord
 from hpcjobs.scheduler.slurm.fields import read_clock_s, read_count, read_shown, read_time
 from hpcjobs.scheduler.slurm.start_estimate import ask_sbatch
 from hpcjobs.scheduler.slurm.table import QUESTION, SEPARATOR
+from hpcjobs.site.checks import Moment
 from hpcjobs.site.library import load_site
 from hpcjobs.site.resources import FIELDS, Resources
 from hpcjobs.units import slurm_time
@@ -149,7 +150,7 @@ class Pending(msgspec.Struct, frozen=True):
     state: str
     reason: str | None
     text: str
-    start_estimate: float | None
+    start_estimate: Moment | None
     start_remark: str | None
     """Why the start may be another one."""
     waiting_before: tuple[Ahead, ...]

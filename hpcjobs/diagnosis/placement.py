@@ -15,6 +15,7 @@ from hpcjobs.job.models import Job, JobSpec, Layer
 from hpcjobs.job.plan import resolve_request
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.scheduler.slurm.start_estimate import Estimate, count_idle_nodes, estimate_start, find_host_problem
+from hpcjobs.site.checks import Moment
 from hpcjobs.site.library import find_default_site
 from hpcjobs.site.models import Partition, Site
 
@@ -66,7 +67,7 @@ class Placement(msgspec.Struct, frozen=True):
     is_valid: bool
     nodes: int | None = None
     time: str | None = None
-    start: float | None = None
+    start: Moment | None = None
     """Seconds since 1970; None: not known."""
     cost: Cost | None = None
     remark: str | None = None

@@ -23,6 +23,7 @@ from hpcjobs.run.status import Connect
 from hpcjobs.runtime.dist import first_host
 from hpcjobs.scheduler.base import State
 from hpcjobs.scheduler.connect import connect
+from hpcjobs.site.checks import Moment
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Frozen
 
@@ -72,7 +73,7 @@ class FabricReport(Frozen, frozen=True):
     """``fabric.json`` of a run folder."""
 
     schema: int
-    time: float
+    time: Moment
     took_s: float
     job_id: str | None
     nodes: tuple[NodeReport, ...]

@@ -18,7 +18,7 @@ import msgspec
 
 from hpcjobs.errors import HpcJobsWarning
 from hpcjobs.files import append_lines, state_dir
-from hpcjobs.scheduler.base import Moment
+from hpcjobs.site.checks import Moment
 
 T = TypeVar("T")
 NO_FOLDER = "/dev/null"

@@ -23,6 +23,7 @@ from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import JobRecord
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.scheduler.outage import Report, discard
+from hpcjobs.site.checks import Moment
 from hpcjobs.units import human_bytes, human_duration
 
 _MOST_STEPS = 2**63 - 1
@@ -324,7 +325,7 @@ class NodeSample(msgspec.Struct, frozen=True):
     """The newest sample of a node, and when it was taken (seconds since 1970, by the node's clock)."""
 
     host: str
-    taken: float
+    taken: Moment
     sample: Sample
 
 

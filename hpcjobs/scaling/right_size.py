@@ -22,6 +22,7 @@ from hpcjobs.scaling.size_choice import describe_reached, find_reached, measure_
 from hpcjobs.scaling.study import Study
 from hpcjobs.scaling.study_sweep import list_runs, read_code
 from hpcjobs.scheduler.slurm.start_estimate import ask_sbatch
+from hpcjobs.site.checks import Moment
 from hpcjobs.units import human_duration
 
 _AT_ONCE_S: Final = 60
@@ -31,8 +32,8 @@ _TARGET: Final = 0.8
 class StartEstimates(NamedTuple):
     """When the job would start now, in seconds since 1970."""
 
-    as_requested: float
-    as_advised: float
+    as_requested: Moment
+    as_advised: Moment
 
     def __str__(self) -> str:
         now = time.time()

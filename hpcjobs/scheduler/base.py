@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Protocol
+from typing import Protocol
 
 import msgspec
 
 from hpcjobs.job.models import Plan
 from hpcjobs.record.state import State as State
 from hpcjobs.scheduler.exit_text import describe_signal, name_signal
-from hpcjobs.site.models import Frozen
-
-Moment = Annotated[float, msgspec.Meta(ge=0, lt=253402300800)]
-"""Seconds since 1970, up to the year 9999: also in files that anybody may have written."""
+from hpcjobs.site.checks import Frozen, Moment
 
 
 class JobRecord(msgspec.Struct, frozen=True):

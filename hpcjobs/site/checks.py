@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Annotated
 
 import msgspec
 
 from hpcjobs.units import slurm_memory, time_limit, walltime_s
+
+Moment = Annotated[float, msgspec.Meta(ge=0, lt=253402300800)]
+"""Seconds since 1970, up to the year 9999, also in files that others may have written. ``--json`` prints a time."""
 
 
 class Frozen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
