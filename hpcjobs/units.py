@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import warnings
 
 from hpcjobs.errors import HpcJobsWarning
@@ -165,3 +166,12 @@ def human_duration(seconds: float) -> str:
     if total < 86400:
         return f"{total // 3600}h{total // 60 % 60:02d}m"
     return f"{total // 86400}d{total // 3600 % 24:02d}h"
+
+
+def clock(seconds: float | None) -> str:
+    """Return a moment as local time, with the date if it is not today; ``-`` if unknown."""
+    if seconds is None:
+        return "-"
+    then = time.localtime(seconds)
+    today = time.strftime("%F", then) == time.strftime("%F")
+    return time.strftime("%H:%M:%S" if today else "%F %H:%M", then)

@@ -14,8 +14,9 @@ import typer
 
 from hpcjobs.cli.arguments import CommandLineError, VerbGroup
 from hpcjobs.cli.completion import complete_images, complete_recipes
-from hpcjobs.cli.output import Json, SiteName, clock, note, opt, print_output, print_table
+from hpcjobs.cli.output import Json, SiteName, note, opt, print_output, print_table
 from hpcjobs.cli.terminal import write_document
+from hpcjobs.units import clock
 
 if TYPE_CHECKING:
     from hpcjobs.containers.images import ImageFacts, ImageManifest

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpcjobs.cli.arguments import CommandLineError, VerbGroup
-from hpcjobs.cli.output import Json, SiteName, clock, note, opt, print_output, print_table
+from hpcjobs.cli.output import Json, SiteName, note, opt, print_output, print_table
 from hpcjobs.cli.terminal import write_document
+from hpcjobs.units import clock
 
 if TYPE_CHECKING:
     from hpcjobs.job.models import Plan

@@ -7,26 +7,28 @@ import time
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 
 from hpcjobs.cli.completion import complete_jobs, complete_states
-from hpcjobs.cli.output import JobSite, Json, clock, note, print_output, print_table, table_width
+from hpcjobs.cli.output import JobSite, Json, note, print_output, print_table, table_width
 from hpcjobs.cli.terminal import raw
-
-if TYPE_CHECKING:
-    from hpcjobs.run.listing import ListedJob, Listing
-    from hpcjobs.scheduler.base import JobRecord, State
+from hpcjobs.errors import RequestError, nearest
+from hpcjobs.run.listing import RECENT_S, ListedJob, Listing, listing
+from hpcjobs.run.progress import job_progress
+from hpcjobs.scheduler.base import State
+from hpcjobs.scheduler.state_colours import choose_colour
+from hpcjobs.top.rows import Group, Task, fold, make_row
+from hpcjobs.top.text import COLUMNS
+from hpcjobs.units import clock, walltime_s
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
-_HEADERS = ("JOB", "NAME", "SITE", "STATE", "NODES", "ELAPSED", "PROGRESS", "START", "EXIT", "REASON", "RUN FOLDER")
+_COLUMNS = tuple(column for column in COLUMNS if column.ps is not None)
 _SHRINK = ("REASON", "NAME", "NODES")
 _SHRUNK_WIDTH = 10
-_DROP = ("SITE", "START", "NODES", "PROGRESS", "ELAPSED", "EXIT", "REASON", "NAME")
-"""What a narrow terminal goes without, in this order."""
 _GAP = 3
 """Characters between two columns."""
 
@@ -39,116 +41,46 @@ class Line(NamedTuple):
 
 
 def make_lines(rows: Iterable[ListedJob], *, tasks: bool) -> list[Line]:
-    """The lines for ``rows``; the tasks of an array are one line, or one each with ``tasks``."""
+    """Return the lines for ``rows``; the tasks of an array are one line, or one each with ``tasks``."""
     if tasks:
-        return [_line(row) for row in rows]
-    groups = (list(group) for _, group in groupby(rows, key=_job_of))
-    return [_line(group[0]) if len(group) == 1 else _fold(group) for group in groups]
-
-
-def print_lines(lines: Sequence[Line], *, folders: bool) -> None:
-    """Print the table, as wide as the terminal at most; ``folders`` adds run folders, which no width cuts."""
-    from hpcjobs.scheduler.state_colours import choose_colour
-
-    all_cells = _without_empty([_HEADERS, *(line.cells for line in lines)], "PROGRESS")
-    table = [cells if folders else cells[:-1] for cells in all_cells]
-    headers, *cut = table if folders else _fit(table, table_width())
-    state = headers.index("STATE")
-    print_table(headers, cut, styles=[{state: choose_colour(line.state)} for line in lines])
+        return [_line([row]) for row in rows]
+    return [_line(list(group)) for _, group in groupby(rows, key=_job_of)]
 
 
 def _job_of(row: ListedJob) -> tuple[str, str | None]:
     return row.record.job_id.split("_")[0], row.run_dir
 
 
+def _line(rows: Sequence[ListedJob]) -> Line:
+    job, first = _job_of(rows[0])[0], rows[0]
+    group = Group(job, job, first.name or "", first.site, first.run_dir)
+    tasks = [Task(group, row.record, None) for row in rows]
+    if len(rows) == 1 and first.record.state is State.RUNNING:
+        tasks = [tasks[0]._replace(progress=job_progress(first.run_dir, first.record.job_id))]
+    row = fold(tasks) if len(tasks) > 1 else make_row(tasks[0])
+    return Line(tuple(column.ps(row, 0.0) or column.blank for column in _COLUMNS if column.ps is not None), row.state)
+
+
+def print_lines(lines: Sequence[Line], *, folders: bool) -> None:
+    """Print the table, as wide as the terminal at most; ``folders`` adds run folders, which no width cuts."""
+    titles = [column.title for column in _COLUMNS]
+    all_cells = _without_empty([titles, *(line.cells for line in lines)], "PROGRESS")
+    table = [cells if folders else cells[:-1] for cells in all_cells]
+    headers, *cut = table if folders else _fit(table, table_width())
+    state = headers.index("STATE")
+    print_table(headers, cut, styles=[{state: choose_colour(line.state)} for line in lines])
+
+
 def _without_empty(table: Sequence[Sequence[str]], header: str) -> list[Sequence[str]]:
-    """The table without a column in which no job has anything."""
+    """Return the table without a column in which no job has a value."""
     n = list(table[0]).index(header)
     if any(row[n] for row in table[1:]):
         return list(table)
     return [[*row[:n], *row[n + 1 :]] for row in table]
 
 
-def _line(row: ListedJob) -> Line:
-    cells = list(_cells(row, row.record.job_id, row.record.state.value))
-    cells[_HEADERS.index("PROGRESS")] = _progress(row)
-    return Line(tuple(cells), row.record.state)
-
-
-def _progress(row: ListedJob) -> str:
-    """``120/1000, 3m20s left`` of a job that runs and writes metrics; else nothing."""
-    from hpcjobs.run.progress import job_progress
-    from hpcjobs.scheduler.base import State
-
-    progress = job_progress(row.run_dir, row.record.job_id) if row.record.state is State.RUNNING else None
-    if progress is None:
-        return ""
-    loss = progress.step.loss_text if progress.step.has_diverged else None
-    return ", ".join(filter(None, (progress.of_total, progress.time_left, loss, progress.step.figures)))
-
-
-def _fold(rows: Sequence[ListedJob]) -> Line:
-    """One line for the tasks of an array: how many are in each state, the longest time, the first start and failure."""
-    from hpcjobs.job.array import count_tasks
-    from hpcjobs.scheduler.base import State
-
-    counts: dict[State, int] = {}
-    for row in rows:
-        counts[row.record.state] = counts.get(row.record.state, 0) + count_tasks(row.record.job_id)
-    records = [row.record for row in rows]
-    elapsed = [record.elapsed_s for record in records if record.elapsed_s is not None]
-    started = [record.started for record in records if record.started is not None]
-    failed = next((r for r in records if r.state.ended and r.state is not State.COMPLETED), None)
-    first = next((r for r in records if r.reason and not r.state.ended), failed or records[0])
-    shown = failed or next((r for r in records if not r.state.ended), records[0])
-    cells = list(
-        _cells(rows[0], records[0].job_id.split("_")[0], ", ".join(f"{n} {state.value}" for state, n in counts.items()))
-    )
-    values = {
-        "NODES": f"{sum(counts.values())} tasks",
-        "ELAPSED": _duration(max(elapsed, default=None)),
-        "START": clock(min(started, default=None)),
-        "EXIT": _ending(shown),
-        "REASON": first.reason or "",
-    }
-    for name, value in values.items():
-        cells[_HEADERS.index(name)] = value
-    return Line(tuple(cells), shown.state)
-
-
-def _cells(row: ListedJob, job: str, state: str) -> tuple[str, ...]:
-    record = row.record
-    return (
-        job,
-        row.name or "-",
-        row.site or "-",
-        state,
-        record.node_list or (str(record.nnodes) if record.nnodes else "-"),
-        _duration(record.elapsed_s),
-        "",
-        f"~{clock(record.start_estimate)}" if record.start_estimate else clock(record.started),
-        _ending(record),
-        record.reason or "",
-        row.run_dir or "",
-    )
-
-
-def _duration(seconds: float | None) -> str:
-    from hpcjobs.units import human_duration
-
-    return "-" if seconds is None else human_duration(seconds)
-
-
-def _ending(record: JobRecord) -> str:
-    """``3``, ``SIGKILL`` or ``1 (SIGABRT)``; Slurm's code 0 of a job that did not complete is no success."""
-    code = str(record.exit_code) if record.exit_code or record.state.value == "COMPLETED" else None
-    if record.signal_name is None:
-        return code or "-"
-    return f"{code} ({record.signal_name})" if code else record.signal_name
-
-
 def _fit(table: Sequence[Sequence[str]], width: int) -> list[Sequence[str]]:
-    """The table no wider than ``width``: long texts cut, then columns left out; never the job and its state."""
+    """Return the table no wider than ``width``: long texts cut, then columns omitted; never the job and its state."""
     from rich.cells import cell_len, set_cell_size
 
     headers = list(table[0])
@@ -160,9 +92,9 @@ def _fit(table: Sequence[Sequence[str]], width: int) -> list[Sequence[str]]:
     for name in _SHRINK:
         if excess() > 0 and widths[name] > _SHRUNK_WIDTH:
             widths[name] = max(_SHRUNK_WIDTH, widths[name] - excess())
-    for name in _DROP:
-        if excess() > 0 and name in widths:
-            del widths[name]
+    for column in sorted(_COLUMNS, key=lambda column: column.drop):
+        if excess() > 0 and column.drop and column.title in widths:
+            del widths[column.title]
 
     def cut(text: str, room: int) -> str:
         return text if cell_len(text) <= room else set_cell_size(text, room - 1) + "…"
@@ -200,8 +132,6 @@ def ps(
     as_json: Json = False,
 ) -> None:
     """List my jobs: those of the last day and all that have not ended, also jobs submitted without hpcjobs."""
-    from hpcjobs.errors import RequestError
-    from hpcjobs.run.listing import Listing, listing
 
     states = parse_states(state or [])
     if watch and as_json:
@@ -252,8 +182,6 @@ def _print_rows(jobs: Listing, *, tasks: bool, count: int | None, wide: bool) ->
 
 def parse_states(names: list[str]) -> set[State]:
     """The states that ``names`` name, each in any case; several may be joined by commas."""
-    from hpcjobs.errors import RequestError, nearest
-    from hpcjobs.scheduler.base import State
 
     states = set()
     for name in ",".join(names).upper().split(",") if names else []:
@@ -265,9 +193,6 @@ def parse_states(names: list[str]) -> set[State]:
 
 def _first_moment(since: str | None, *, everything: bool) -> float:
     """From when on jobs are listed, in seconds since 1970."""
-    from hpcjobs.errors import RequestError
-    from hpcjobs.run.listing import RECENT_S
-    from hpcjobs.units import walltime_s
 
     if everything:
         return 0.0

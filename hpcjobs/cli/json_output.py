@@ -73,18 +73,17 @@ def printed(kind: Any) -> Any:
         return kind
     if issubclass(kind, Path):
         return TEXT
-    names = getattr(kind, "__struct_fields__", None) or getattr(kind, "_fields", ())
+    names: tuple[str, ...] = getattr(kind, "__struct_fields__", getattr(kind, "_fields", ()))
     hints = get_type_hints(kind, include_extras=True) if names else {}
     own = {name: hints[name] for name in names}
     own |= {name: Moment | None if name == "ended" else Moment for name in _MOMENTS.get(kind.__name__, ())}
     fields = {name: printed(hint) for name, hint in own.items()}
     if not issubclass(kind, tuple) and fields == own:
         return kind  # a struct that msgspec prints as it is
-    return (
-        document(_NAMES.get(kind.__name__, kind.__name__), (kind.__doc__ or "").split("\n\n")[0].strip(), **fields)
-        if names
-        else kind
-    )
+    if not names:
+        return kind
+    about = (kind.__doc__ or "").split("\n\n")[0].strip()
+    return document(_NAMES.get(kind.__name__, kind.__name__), about, **fields)
 
 
 _LINES = document("Lines", "Lines of the logs of a job, or of its samples.", job_id=str, files=TEXTS, lines=TEXTS)

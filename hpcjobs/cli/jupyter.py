@@ -12,10 +12,11 @@ import typer
 from hpcjobs.cli.arguments import CommandLineError
 from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.options import EPILOG, SbatchGroup, with_job_options
-from hpcjobs.cli.output import JobSite, Json, SiteName, clock, note, opt, print_output, print_table
+from hpcjobs.cli.output import JobSite, Json, SiteName, note, opt, print_output, print_table
 from hpcjobs.cli.terminal import raw, write_document
 from hpcjobs.job.models import JobSpec
 from hpcjobs.printable import printable
+from hpcjobs.units import clock
 
 if TYPE_CHECKING:
     from hpcjobs.jupyter.request import Kind, SessionRequest

@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 import textwrap
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, TextIO
 
@@ -161,15 +160,6 @@ def cell(value: object) -> str:
     if value is None:
         return "-"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def clock(seconds: float | None) -> str:
-    """A moment as local time, with the date when it is not today; ``-`` when unknown."""
-    if seconds is None:
-        return "-"
-    then = time.localtime(seconds)
-    today = time.strftime("%F", then) == time.strftime("%F")
-    return time.strftime("%H:%M:%S" if today else "%F %H:%M", then)
 
 
 def note(text: str) -> None:

@@ -20,6 +20,7 @@ from hpcjobs.cli.terminal import write_document
 from hpcjobs.files import naming_errors
 from hpcjobs.job.models import JobSpec
 from hpcjobs.remote.outputs import record_output
+from hpcjobs.top.text import HEADERS
 from hpcjobs.units import format_count
 
 if TYPE_CHECKING:
@@ -259,8 +260,7 @@ def _leading_columns(table: Results) -> list[str]:
 
 
 def _print_rows(columns: list[str], rows: list[dict[str, Any]]) -> None:
-    names = {"job_id": "JOB", "exit_code": "EXIT"}
-    headers = [names.get(column, column.upper()) for column in columns]
+    headers = [column.upper() if column.endswith("_s") else HEADERS.get(column, column.upper()) for column in columns]
     print_table(headers, ([cell(row.get(c)) for c in columns] for row in rows))
 
 

@@ -33,46 +33,7 @@ from hpcjobs.run.select import select
 from hpcjobs.run.status import Connect, parent_id, statuses
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State
 from hpcjobs.scheduler.connect import connect
-
-
-class Group(NamedTuple):
-    """The job, array or sweep that a record belongs to."""
-
-    key: str
-    job: str
-    """What the first column has: an id, or `sweep`."""
-    name: str
-    site: str | None
-
-
-class Task(NamedTuple):
-    """One record, and what the job's files say."""
-
-    group: Group
-    record: JobRecord
-    entry: Entry | None
-    """None: it was submitted by other means."""
-    progress: Progress | None = None
-    nodes: tuple[NodeSample, ...] = ()
-    alarms: tuple[str, ...] = ()
-
-
-class Snapshot(NamedTuple):
-    """All tasks, in the order of submission."""
-
-    tasks: tuple[Task, ...]
-    errors: tuple[str, ...]
-    """What kept a scheduler from answering, and warnings."""
-    taken: float
-    """Seconds since 1970."""
-
-    def changes_from(self, before: Snapshot | None) -> bool:
-        """Whether a job has come, gone, or is in another state."""
-        return before is None or self._states() != before._states()
-
-    def _states(self) -> list[tuple[str, str, str, str | None]]:
-        return [(t.group.key, t.record.job_id, t.record.state.value, t.record.reason) for t in self.tasks]
-
+from hpcjobs.top.rows import Group, Snapshot, Task
 
 ACCOUNT_S = 30.0
 """The accounting is asked about the same job at most this often."""

@@ -7,9 +7,50 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from hpcjobs.job.array import count_tasks
-from hpcjobs.run.progress import NodeSample
+from hpcjobs.run.index import Entry
+from hpcjobs.run.progress import NodeSample, Progress
 from hpcjobs.scheduler.base import JobRecord, State
-from hpcjobs.top.look import Group, Snapshot, Task
+
+
+class Group(NamedTuple):
+    """The job, array or sweep that a record belongs to."""
+
+    key: str
+    job: str
+    """What the first column has: an id, or `sweep`."""
+    name: str
+    site: str | None
+    run_dir: str | None = None
+
+
+class Task(NamedTuple):
+    """One record, and what the job's files say."""
+
+    group: Group
+    record: JobRecord
+    entry: Entry | None
+    """None: it was submitted by other means."""
+    progress: Progress | None = None
+    nodes: tuple[NodeSample, ...] = ()
+    alarms: tuple[str, ...] = ()
+
+
+class Snapshot(NamedTuple):
+    """All tasks, in the order of submission."""
+
+    tasks: tuple[Task, ...]
+    errors: tuple[str, ...]
+    """What kept a scheduler from answering, and warnings."""
+    taken: float
+    """Seconds since 1970."""
+
+    def changes_from(self, before: Snapshot | None) -> bool:
+        """Whether a job has come, gone, or is in another state."""
+        return before is None or self._states() != before._states()
+
+    def _states(self) -> list[tuple[str, str, str, str | None]]:
+        return [(t.group.key, t.record.job_id, t.record.state.value, t.record.reason) for t in self.tasks]
+
 
 SORTS = ("state", "newest", "name", "progress", "time left")
 """What rows can be sorted by; the first one is the default."""
@@ -70,12 +111,12 @@ def make_rows(snapshot: Snapshot, view: View) -> list[JobRow]:
     for task in snapshot.tasks:
         groups.setdefault(task.group.key, []).append(task)
     rows = []
-    for row in _sort([_fold(tasks) for tasks in groups.values()], view.sort):
+    for row in _sort([fold(tasks) for tasks in groups.values()], view.sort):
         if not _matches(row, view.text):
             continue
         rows.append(row)
         if row.folds and row.key in view.unfolded:
-            rows += [_row(task, inside=True) for task in sorted(row.tasks, key=_number)]
+            rows += [make_row(task, inside=True) for task in sorted(row.tasks, key=_number)]
     return rows
 
 
@@ -84,9 +125,10 @@ def count_states(snapshot: Snapshot) -> list[tuple[State, int]]:
     return list(_counts(snapshot.tasks))
 
 
-def _fold(tasks: Sequence[Task]) -> JobRow:
+def fold(tasks: Sequence[Task]) -> JobRow:
+    """Return one row for the tasks of a job, array or sweep."""
     if len(tasks) == 1 and count_tasks(tasks[0].record.job_id) == 1:
-        return _row(tasks[0], inside=False)
+        return make_row(tasks[0])
     counts = _counts(tasks)
     total, ended = sum(n for _, n in counts), sum(n for state, n in counts if state.ended)
     rows = [_by_steps(task) for task in tasks if not task.record.state.ended]
@@ -107,7 +149,8 @@ def _fold(tasks: Sequence[Task]) -> JobRow:
     )
 
 
-def _row(task: Task, *, inside: bool) -> JobRow:
+def make_row(task: Task, *, inside: bool = False) -> JobRow:
+    """Return the row of one task; ``inside``: below the row of its array."""
     record = task.record
     row = _by_steps(task)
     if row.share is None and record.time_limit_s and record.elapsed_s is not None:

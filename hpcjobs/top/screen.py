@@ -20,30 +20,25 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import ClassVar
 
-from rich.cells import set_cell_size
-from rich.segment import Segment
-from rich.style import Style
-from rich.text import Text
+from rich.text import Text as RichText
 from textual import on
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
-from textual.events import Click, Resize
-from textual.geometry import Size
+from textual.coordinate import Coordinate
+from textual.events import Resize
 from textual.message import Message
 from textual.screen import ModalScreen
-from textual.scroll_view import ScrollView
-from textual.strip import Strip
 from textual.timer import Timer
-from textual.widgets import Footer, Input, Static
+from textual.widgets import DataTable, Footer, Input, Static
 
 from hpcjobs.errors import HpcJobsError
 from hpcjobs.printable import printable, printable_document, printable_line
 from hpcjobs.processes.programs import run_in_terminal
 from hpcjobs.scheduler.state_colours import choose_colour
 from hpcjobs.top.actions import Actions
-from hpcjobs.top.look import Looker, Snapshot
-from hpcjobs.top.rows import SORTS, JobRow, View, make_rows
+from hpcjobs.top.look import Looker
+from hpcjobs.top.rows import SORTS, JobRow, Snapshot, View, make_rows
 from hpcjobs.top.text import Column, cells, choose_columns, describe, headline, titles
 
 
@@ -67,7 +62,7 @@ class PlainText(Static):
 
     def show_document(self, text: str) -> None:
         """Show a log or an explanation, with its colours."""
-        self.update(Text.from_ansi(printable_document(text)))
+        self.update(RichText.from_ansi(printable_document(text)))
 
 
 class LineViewer(ModalScreen[None]):
@@ -229,116 +224,81 @@ class Refresh:
             self._asking.stop()
 
 
-_TITLES = 1
-"""Lines above the first row."""
 _SCROLLBAR = 2
 
 
-class JobTable(ScrollView, can_focus=True):
-    """Rows below the titles of their columns, with a cursor on one of them."""
+class JobTable(DataTable[RichText], inherit_bindings=False):
+    """Rows below the titles of their columns, with a cursor on one of them. Cells that did not change stay."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "move(-1)", show=False),
-        Binding("down", "move(1)", show=False),
-        Binding("pageup", "move_page(-1)", show=False),
-        Binding("pagedown", "move_page(1)", show=False),
-        Binding("home", "move_to(0)", show=False),
-        Binding("end", "move_to(-1)", show=False),
+        Binding("up", "cursor_up", show=False),
+        Binding("down", "cursor_down", show=False),
+        Binding("pageup", "page_up", show=False),
+        Binding("pagedown", "page_down", show=False),
+        Binding("home", "scroll_top", show=False),
+        Binding("end", "scroll_bottom", show=False),
     ]
-    COMPONENT_CLASSES: ClassVar[set[str]] = {"table--titles", "table--cursor"}
-    DEFAULT_CSS = """
-    JobTable { background: $surface; color: $foreground; overflow-x: hidden; }
-    JobTable > .table--titles { background: $panel; color: $foreground; text-style: bold; }
-    JobTable > .table--cursor { background: $block-cursor-background; color: $block-cursor-foreground; }
-    """
-
-    class Chosen(Message):
-        """The cursor is on another row."""
+    DEFAULT_CSS = "JobTable { overflow-x: hidden; }"
 
     def __init__(self, *, id: str, clock: Callable[[], float] = time.time) -> None:
-        super().__init__(id=id)
+        super().__init__(id=id, cursor_type="row", cell_padding=0)
         self._clock = clock
-        self.rows: Sequence[JobRow] = ()
-        self._cursor = 0
-        self._columns: list[Column] = []
+        self.jobs: Sequence[JobRow] = ()
+        self._shown: list[list[RichText]] = []
+        self._titles: list[str] = []
 
     @property
     def chosen(self) -> JobRow | None:
         """The row that the cursor is on."""
-        return self.rows[self._cursor] if self._cursor < len(self.rows) else None
+        return self.jobs[self.cursor_row] if self.cursor_row < len(self.jobs) else None
 
-    def show(self, rows: Sequence[JobRow]) -> None:
+    def show(self, jobs: Sequence[JobRow]) -> None:
         """Show these rows; the cursor stays on its row wherever that is now, else where it is."""
-        before = self.chosen
-        self.rows = rows
-        self._choose_columns()
-        self.virtual_size = Size(self._width, len(rows) + _TITLES)
-        here = range(len(rows)) if before is None else [n for n, row in enumerate(rows) if row.key == before.key]
-        self._place(here[0] if len(here) and before is not None else self._cursor)
-        self.refresh()
+        before, number, scrolled = self.chosen, self.cursor_row, self.scroll_y
+        keys = [row.key for row in jobs]
+        same = keys == [row.key for row in self.jobs]
+        columns = choose_columns(self.outer_size.width - _SCROLLBAR, jobs, self._clock())
+        heads = titles(columns)
+        cells_shown = [self._cells(row, columns) for row in jobs]
+        self.jobs = jobs
+        if same and heads == self._titles:
+            self._update(cells_shown)
+            return
+        self._titles, self._shown = heads, cells_shown
+        with self.prevent(DataTable.RowHighlighted):
+            self.clear(columns=True)
+            for title, column in zip(heads, columns, strict=True):
+                self.add_column(title, width=column.width + 1, key=column.title)
+            for key, texts in zip(keys, cells_shown, strict=True):
+                self.add_row(*texts, key=key)
+            number = keys.index(before.key) if before is not None and before.key in keys else number
+            self.move_cursor(row=min(number, max(0, len(jobs) - 1)), scroll=False)
+        self.call_after_refresh(self._scroll_back, scrolled)
+
+    def _scroll_back(self, scrolled: float) -> None:
+        """Show the rows that were visible before, and the cursor."""
+        self.scroll_to(y=scrolled, animate=False)
+        self.move_cursor(row=self.cursor_row)
+
+    def _update(self, cells_shown: list[list[RichText]]) -> None:
+        for number, (old, new) in enumerate(zip(self._shown, cells_shown, strict=True)):
+            for column, (before, now) in enumerate(zip(old, new, strict=True)):
+                if before.plain != now.plain or before.style != now.style:
+                    self.update_cell_at(Coordinate(number, column), now)
+        self._shown = cells_shown
+
+    def _cells(self, row: JobRow, columns: Sequence[Column]) -> list[RichText]:
+        texts = zip(cells(row, columns, self._clock()), columns, strict=True)
+        return [RichText(text, style=self._style(row, column), no_wrap=True) for text, column in texts]
 
     def on_resize(self, event: Resize) -> None:
-        self._choose_columns()
-        self._place(self._cursor)
-
-    def _choose_columns(self) -> None:
-        self._columns = choose_columns(self._width, self.rows, self._clock())
-
-    def on_click(self, event: Click) -> None:
-        number = self.scroll_offset.y + event.y - _TITLES
-        if event.y >= _TITLES and number < len(self.rows):
-            self._place(number)
-
-    def action_move(self, rows: int) -> None:
-        self._place(self._cursor + rows)
-
-    def action_move_page(self, pages: int) -> None:
-        self._place(self._cursor + pages * max(1, self._lines - 1))
-
-    def action_move_to(self, row: int) -> None:
-        self._place(row if row >= 0 else len(self.rows) + row)
-
-    def render_line(self, y: int) -> Strip:
-        """The titles, or the row on line ``y`` of what is visible."""
-        if y < _TITLES:
-            return self._strip([Segment(f"{text} ") for text in titles(self._columns)], "table--titles")
-        number = y - _TITLES + self.scroll_offset.y
-        if number >= len(self.rows):
-            return Strip.blank(self.size.width, self.rich_style)
-        row = self.rows[number]
-        texts = zip(cells(row, self._columns, self._clock()), self._columns, strict=True)
-        segments = [Segment(set_cell_size(text, c.width + 1), self._style(row, c)) for text, c in texts]
-        return self._strip(segments, "table--cursor" if number == self._cursor else None)
-
-    def _strip(self, segments: list[Segment], component: str | None) -> Strip:
-        style = self.rich_style if component is None else self.get_component_rich_style(component)
-        return Strip(segments).adjust_cell_length(self.size.width).apply_style(style)
+        self.show(self.jobs)
 
     @staticmethod
-    def _style(row: JobRow, column: Column) -> Style | None:
+    def _style(row: JobRow, column: Column) -> str:
         if column.title == "STATE":
-            return Style.parse(choose_colour(row.state))
-        return Style.parse("bold red") if column.title == "NOTE" and row.alarms else None
-
-    def _place(self, cursor: int) -> None:
-        """Put the cursor there, or as near as there are rows, and scroll until it is visible."""
-        self._cursor = max(0, min(cursor, len(self.rows) - 1))
-        top = self.scroll_offset.y
-        if self._cursor < top:
-            self.scroll_to(y=self._cursor, animate=False)
-        elif self._cursor >= top + self._lines > 0:
-            self.scroll_to(y=self._cursor - self._lines + 1, animate=False)
-        self.refresh()
-        self.post_message(self.Chosen())
-
-    @property
-    def _lines(self) -> int:
-        """How many rows are visible."""
-        return self.size.height - _TITLES
-
-    @property
-    def _width(self) -> int:
-        return self.outer_size.width - _SCROLLBAR
+            return choose_colour(row.state)
+        return "bold red" if column.title == "NOTE" and row.alarms else ""
 
 
 class TopScreen(App[Exception]):
@@ -430,7 +390,7 @@ class TopScreen(App[Exception]):
         note.display = bool(lines)
         self._describe_chosen()
 
-    @on(JobTable.Chosen)
+    @on(DataTable.RowHighlighted)
     def _describe_chosen(self) -> None:
         row = self.chosen
         lines = [] if row is None else describe(row, self._clock(), self.size.width - 1)

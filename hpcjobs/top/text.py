@@ -9,27 +9,47 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from hpcjobs.diagnosis.reasons import explain_reason
+from hpcjobs.job.array import count_tasks
 from hpcjobs.printable import printable_line
 from hpcjobs.run.progress import NodeSample
 from hpcjobs.scheduler.base import JobRecord, State
-from hpcjobs.top.look import Snapshot
-from hpcjobs.top.rows import JobRow, count_states
-from hpcjobs.units import human_bytes, human_duration
+from hpcjobs.top.rows import JobRow, Snapshot, count_states
+from hpcjobs.units import clock, human_bytes, human_duration
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 _GAP = 1
 """Characters between two columns."""
 
 
+Text = Callable[[JobRow, float], str]
+"""A row as text at a moment."""
+
+
 class Column(NamedTuple):
-    """A column: its title, the most characters it takes, and what it has of a row."""
+    """A column of the job table, in ``hpcjobs ps`` and on the screen of ``hpcjobs top``."""
 
     title: str
-    width: int
-    text: Callable[[JobRow, float], str]
+    json: str = ""
+    """Its field of ``hpcjobs ps --json``; empty: it is computed."""
+    ps: Text | None = None
+    """None: only the screen has it."""
+    blank: str = "-"
+    """In ``ps``, for an unknown value."""
+    drop: int = 0
+    """A narrow ``ps`` omits columns in this order; 0: never."""
+    top: Text | None = None
+    """None: only ``ps`` has it."""
+    width: int = 0
+    """Most characters on the screen."""
+    rank: int = 0
+    """The screen has room for the lowest ranks first."""
     right: bool = False
-    short: Callable[[JobRow, float], str] | None = None
-    """The text without its bar or sparkline, for a narrow terminal."""
+    short: Text | None = None
+    """Text without bar or sparkline, for a narrow screen."""
+
+    def text(self, row: JobRow, now: float) -> str:
+        """Return the text of ``row`` on the screen."""
+        return "" if self.top is None else self.top(row, now)
 
 
 def bar(share: float, width: int) -> str:
@@ -157,29 +177,85 @@ def _note(row: JobRow, _: float) -> str:
     return record.reason or ""
 
 
-_JOB = Column("JOB", 9, _job)
-_COLUMNS = (
-    _JOB,
-    Column("NAME", 10, lambda row, _: row.group.name),
-    Column("STATE", 13, _state),
-    Column("PROGRESS", 14, _progress, short=_percent_done),
-    Column("LEFT", 12, _left, right=True),
-    Column("ELAPSED", 7, _elapsed_time, right=True),
-    Column("SPEED", 15, _speed, right=True),
-    Column("LOSS", 17, _loss, short=_last_loss),
-    Column("GPU", 4, lambda row, _: _percent(row, "gpu_percent"), right=True),
-    Column("CPU", 4, lambda row, _: _percent(row, "cpu_percent"), right=True),
-    Column("MEMORY", 6, _memory, right=True),
-    Column("SITE", 8, lambda row, _: row.group.site or ""),
-    Column("NODES", 10, _nodes),
-)
-_CHOSEN_IN_THIS_ORDER = ("JOB", "STATE", "NAME", "PROGRESS", "LEFT", "LOSS", "SPEED", "GPU", "CPU", "MEMORY", "NODES",
-                         "ELAPSED", "SITE")  # fmt: skip
+def _states(row: JobRow, _: float) -> str:
+    """``RUNNING``; of an array ``1 COMPLETED, 3 PENDING``."""
+    if len(row.tasks) == 1:
+        return row.state.value
+    counts: dict[str, int] = {}
+    for task in row.tasks:
+        state = task.record.state.value
+        counts[state] = counts.get(state, 0) + count_tasks(task.record.job_id)
+    return ", ".join(f"{count} {state}" for state, count in counts.items())
+
+
+def _node_names(row: JobRow, now: float) -> str:
+    record = row.first.record
+    return _nodes(row, now) if len(row.tasks) > 1 else record.node_list or (str(record.nnodes) if record.nnodes else "")
+
+
+def _steps(row: JobRow, _: float) -> str:
+    """``120/1000, 3m20s left``; a loss that is no number."""
+    progress = row.first.progress if len(row.tasks) == 1 else None
+    if progress is None:
+        return ""
+    loss = progress.step.loss_text if progress.step.has_diverged else None
+    return ", ".join(filter(None, (progress.of_total, progress.time_left, loss, progress.step.figures)))
+
+
+def _start(row: JobRow, _: float) -> str:
+    records = [task.record for task in row.tasks]
+    if len(records) == 1 and records[0].start_estimate:
+        return f"~{clock(records[0].start_estimate)}"
+    return clock(min((record.started for record in records if record.started is not None), default=None))
+
+
+def _exit(row: JobRow, _: float) -> str:
+    """``3``, ``SIGKILL`` or ``1 (SIGABRT)``; Slurm's code 0 of a job that did not complete is no success."""
+    record = row.first.record
+    code = str(record.exit_code) if record.exit_code or record.state is State.COMPLETED else ""
+    if record.signal_name is None:
+        return code
+    return f"{code} ({record.signal_name})" if code else record.signal_name
+
+
+def _reason(row: JobRow, _: float) -> str:
+    """Why the first task waits; if none does, of the one that failed."""
+    waiting = (task.record.reason for task in row.tasks if task.record.reason and not task.record.state.ended)
+    failed = row.first.record if row.first.record.state.ended else row.tasks[0].record
+    return next(waiting, failed.reason) or ""
+
+
+COLUMNS = (
+    Column("JOB", "record.job_id", ps=_job, top=_job, width=9, rank=1),
+    Column("NAME", "name", ps=lambda row, _: row.group.name, drop=8,
+           top=lambda row, _: row.group.name, width=10, rank=3),
+    Column("SITE", "site", ps=lambda row, _: row.group.site or "", drop=1,
+           top=lambda row, _: row.group.site or "", width=8, rank=13),
+    Column("STATE", "record.state", ps=_states, top=_state, width=13, rank=2),
+    Column("NODES", "record.node_list", ps=_node_names, drop=3, top=_nodes, width=10, rank=11),
+    Column("ELAPSED", "record.elapsed_s", ps=_elapsed_time, drop=5, top=_elapsed_time, width=7, rank=12, right=True),
+    Column("PROGRESS", ps=_steps, blank="", drop=4, top=_progress, width=14, rank=4, short=_percent_done),
+    Column("START", "record.started", ps=_start, drop=2),
+    Column("LEFT", top=_left, width=12, rank=5, right=True),
+    Column("SPEED", top=_speed, width=15, rank=7, right=True),
+    Column("LOSS", top=_loss, width=17, rank=6, short=_last_loss),
+    Column("GPU", top=lambda row, _: _percent(row, "gpu_percent"), width=4, rank=8, right=True),
+    Column("CPU", top=lambda row, _: _percent(row, "cpu_percent"), width=4, rank=9, right=True),
+    Column("MEMORY", top=_memory, width=6, rank=10, right=True),
+    Column("EXIT", "record.exit_code", ps=_exit, drop=6),
+    Column("REASON", "record.reason", ps=_reason, blank="", drop=7),
+    Column("RUN FOLDER", "run_dir", ps=lambda row, _: row.group.run_dir or "", blank=""),
+)  # fmt: skip
+"""The columns of ``ps`` and ``top``, in their order. ``--json`` has the fields that they name."""
+HEADERS = {column.json.rpartition(".")[2]: column.title for column in COLUMNS}
+"""Field of ``--json`` -> title, for other tables of jobs."""
+_ON_SCREEN = tuple(column for column in COLUMNS if column.top is not None)
+_RANKED = tuple(column.title for column in sorted(_ON_SCREEN, key=lambda column: column.rank))
 _NEEDED = 7
 """So many of these columns may squeeze the note to `_LEAST_NOTE`; the further ones leave it `_EASY_NOTE`."""
 _LEAST_NOTE, _EASY_NOTE = 8, 24
 _MOST_NAME = 26
-_NOTE = Column("NOTE", 10_000, _note)
+_NOTE = Column("NOTE", top=_note, width=10_000)
 
 
 def choose_columns(width: int, rows: Sequence[JobRow], now: float) -> list[Column]:
@@ -187,11 +263,11 @@ def choose_columns(width: int, rows: Sequence[JobRow], now: float) -> list[Colum
 
     Bars and sparklines are left out where they would take the room of a column that is needed, or of the note.
     """
-    needed = {c.title for c in _held(_COLUMNS, rows, now)}.intersection(_CHOSEN_IN_THIS_ORDER[:_NEEDED])
-    with_bars = _fitting(_COLUMNS, width, rows, now, needed=0)
+    needed = {c.title for c in _held(_ON_SCREEN, rows, now)}.intersection(_RANKED[:_NEEDED])
+    with_bars = _fitting(_ON_SCREEN, width, rows, now, needed=0)
     if needed <= {column.title for column in with_bars}:
         return with_bars
-    without_bars = [c if c.short is None else c._replace(text=c.short) for c in _COLUMNS]
+    without_bars = [c if c.short is None else c._replace(top=c.short) for c in _ON_SCREEN]
     return _fitting(without_bars, width, rows, now, needed=_NEEDED)
 
 
@@ -201,7 +277,7 @@ def _held(columns: Sequence[Column], rows: Sequence[JobRow], now: float) -> list
     return [
         column._replace(width=min(column.width, max(length, len(column.title))))
         for column, length in zip(columns, longest, strict=True)
-        if length or column.title in _CHOSEN_IN_THIS_ORDER[:3]
+        if length or column.title in _RANKED[:3]
     ]
 
 
@@ -210,7 +286,7 @@ def _fitting(columns: Sequence[Column], width: int, rows: Sequence[JobRow], now:
     held = {column.title: column for column in _held(columns, rows, now)}
     note, name = (max((len(c.text(row, now)) for row in rows), default=0) for c in (_NOTE, held["NAME"]))
     names, room = set[str](), width - _GAP
-    for number, title in enumerate(_CHOSEN_IN_THIS_ORDER):
+    for number, title in enumerate(_RANKED):
         least = min(max(note, len(_NOTE.title)), _LEAST_NOTE if number < needed else _EASY_NOTE)
         if title in held and held[title].width + _GAP + least <= room:
             names.add(title)

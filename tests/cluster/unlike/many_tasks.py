@@ -119,6 +119,6 @@ async def refresh(app: TopScreen, conf: str) -> None:
             costs.append((time.monotonic() - wall, time.process_time() - cpu))
         counts = questions(conf) - before
         print(f"{REFRESHES} refreshes of the unfolded screen: {dict(counts)}; wall and CPU seconds of each: {costs}")
-        assert len(app.query_one(JobTable).rows) == 1 + TASKS
+        assert len(app.query_one(JobTable).jobs) == 1 + TASKS
         assert sum(counts.values()) == REFRESHES, counts
         assert min(wall for wall, _ in costs) < 1

@@ -12,8 +12,10 @@ from commandline import ok, start, within, within_streams
 from terminal import on_terminal, screen
 
 from hpcjobs.cli.jobs import make_lines, print_lines
+from hpcjobs.cli.json_output import schema
 from hpcjobs.run.listing import ListedJob
 from hpcjobs.scheduler.base import JobRecord, State
+from hpcjobs.top.text import COLUMNS
 
 
 def rows() -> list[ListedJob]:
@@ -95,6 +97,13 @@ def test_watching_prints_the_table_until_it_is_interrupted() -> None:
     watching.send_signal(signal.SIGINT)
     err = watching.communicate(timeout=240)[1]
     assert (watching.returncode, "Traceback" in err) == (130, False)
+
+
+def test_every_column_that_names_a_field_has_it_in_json() -> None:
+    values = schema("ps")["$defs"]
+    fields = {f"record.{name}" for name in values["JobRecord"]["properties"]} | {*values["JobLine"]["properties"]}
+    assert {column.json for column in COLUMNS if column.json} <= fields
+    assert all(column.ps or column.top for column in COLUMNS)
 
 
 def test_watching_is_not_for_programs() -> None:

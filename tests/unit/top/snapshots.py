@@ -5,7 +5,7 @@ from __future__ import annotations
 from hpcjobs.run.index import Entry
 from hpcjobs.run.progress import NodeSample, Progress, Sample, StepProgress
 from hpcjobs.scheduler.base import JobRecord, State
-from hpcjobs.top.look import Group, Snapshot, Task
+from hpcjobs.top.rows import Group, Snapshot, Task
 
 NOW = 1_700_000_000.0
 

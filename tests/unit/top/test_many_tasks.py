@@ -75,7 +75,7 @@ def test_a_refresh_of_a_thousand_unfolded_tasks_is_one_question_and_takes_less_t
                 costs.append(time.process_time() - began)
                 assert count(slurm, "squeue") == questions + 1
             table = app.query_one(JobTable)
-            assert len(table.rows) == 1 + TASKS
+            assert len(table.jobs) == 1 + TASKS
             await pilot.press("end")
             assert table.chosen is not None
             assert (table.chosen.job, table.chosen.share) == (f"7_{TASKS - 1}", 0.25)

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from snapshots import NOW, make_node, make_progress, make_snapshot, make_task
 
 from hpcjobs.scheduler.base import State
-from hpcjobs.top.look import Snapshot
-from hpcjobs.top.rows import SORTS, JobRow, View, make_rows
+from hpcjobs.top.rows import SORTS, JobRow, Snapshot, View, make_rows
 from hpcjobs.top.text import bar, cells, choose_columns, describe, headline, short_number, sparkline, titles
 
 

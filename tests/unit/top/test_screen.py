@@ -18,8 +18,8 @@ from textual.pilot import Pilot
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.scheduler.base import State
 from hpcjobs.top import screen as drawing
-from hpcjobs.top.look import Looker, Snapshot
-from hpcjobs.top.rows import JobRow
+from hpcjobs.top.look import Looker
+from hpcjobs.top.rows import JobRow, Snapshot
 from hpcjobs.top.screen import JobTable, TopScreen
 
 
@@ -66,7 +66,7 @@ def text_of(app: TopScreen) -> str:
 
 
 def rows_of(app: TopScreen) -> Sequence[JobRow]:
-    return app.query_one(JobTable).rows
+    return app.query_one(JobTable).jobs
 
 
 async def until(pilot: Pilot[Exception], holds: Callable[[], bool]) -> None:
