@@ -35,39 +35,41 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """A value that is printed as a mapping of its fields."""
 
 
-def document(name: str, about: str, /, **fields: Any) -> Any:
+def make_type(name: str, about: str, /, **fields: Any) -> Any:
     """Make the type of a mapping of ``fields``: a type each, or a type with its default."""
     rows: list[Any] = [(field, *kind) if isinstance(kind, tuple) else (field, kind) for field, kind in fields.items()]
     return msgspec.defstruct(name, rows, bases=(Document,), namespace={"__doc__": about}, frozen=True, kw_only=True)
 
 
-def list_of(kind: Any) -> Any:
+def make_list(kind: Any) -> Any:
     """Return ``list[kind]``, which type checkers refuse for a type that is made while the program runs."""
     return list[kind]
 
 
 @cache
-def of(path: str) -> Any:
+def load_type(path: str) -> Any:
     """Import the type ``hpcjobs.PATH``, and return how it is printed."""
     module, _, name = path.rpartition(".")
-    return printed(getattr(import_module(f"hpcjobs.{module}"), name))
+    return convert_type(getattr(import_module(f"hpcjobs.{module}"), name))
 
 
-def with_fields(name: str, path: str, /, **fields: Any) -> Any:
+def extend_type(name: str, path: str, /, **fields: Any) -> Any:
     """Return the type ``hpcjobs.PATH`` with further fields, by another name."""
-    kind = of(path)
-    return document(name, kind.__doc__, **{f.name: f.type for f in msgspec.structs.fields(kind)}, **fields)
+    kind = load_type(path)
+    return make_type(name, kind.__doc__, **{f.name: f.type for f in msgspec.structs.fields(kind)}, **fields)
 
 
 @cache
-def printed(kind: Any) -> Any:
+def convert_type(kind: Any) -> Any:
     """Return ``kind`` with moments as times, paths as text and named tuples as mappings; else ``kind`` itself."""
     arguments = get_args(kind)
     if kind == Moment:
         return Time
     if get_origin(kind) in (Union, UnionType):
-        return Union[tuple(map(printed, arguments))]  # noqa: UP007 # of a number of types
-    if get_origin(kind) in (list, tuple, dict) and kind != (changed := kind.__origin__[tuple(map(printed, arguments))]):
+        return Union[tuple(map(convert_type, arguments))]  # noqa: UP007 # of a number of types
+    if get_origin(kind) in (list, tuple, dict) and kind != (
+        changed := kind.__origin__[tuple(map(convert_type, arguments))]
+    ):
         return changed
     if not isinstance(kind, type) or get_origin(kind) is not None or kind.__name__ in _PAIRS:
         return kind
@@ -77,24 +79,24 @@ def printed(kind: Any) -> Any:
     hints = get_type_hints(kind, include_extras=True) if names else {}
     own = {name: hints[name] for name in names}
     own |= {name: Moment | None if name == "ended" else Moment for name in _MOMENTS.get(kind.__name__, ())}
-    fields = {name: printed(hint) for name, hint in own.items()}
+    fields = {name: convert_type(hint) for name, hint in own.items()}
     if not issubclass(kind, tuple) and fields == own:
         return kind  # a struct that msgspec prints as it is
     if not names:
         return kind
     about = (kind.__doc__ or "").split("\n\n")[0].strip()
-    return document(_NAMES.get(kind.__name__, kind.__name__), about, **fields)
+    return make_type(_NAMES.get(kind.__name__, kind.__name__), about, **fields)
 
 
-_LINES = document("Lines", "Lines of the logs of a job, or of its samples.", job_id=str, files=TEXTS, lines=TEXTS)
-_SWEEP = document(
+_LINES = make_type("Lines", "Lines of the logs of a job, or of its samples.", job_id=str, files=TEXTS, lines=TEXTS)
+_SWEEP = make_type(
     "SweepSubmitted",
     "What one call submitted of a sweep; numbers are of cells.",
     **dict.fromkeys(("name", "folder"), TEXT),
     arrays=TEXTS,
     **dict.fromkeys(("cells", "waiting", "done", "open"), int),
 )
-_OLD_JOB = document(
+_OLD_JOB = make_type(
     "OldJob",
     "A job whose run folder is old.",
     job_id=str,
@@ -104,7 +106,7 @@ _OLD_JOB = document(
     size_bytes=int,
     run_dir=str,
 )
-_CELL = document(
+_CELL = make_type(
     "CellResult",
     "A cell of a sweep: its parameters, what it measured, and what is known of its run.",
     cell=str,
@@ -117,7 +119,7 @@ _CELL = document(
     folder=str,
     log=str | None,
 )
-_TOTALS = document(
+_TOTALS = make_type(
     "GroupTotals",
     "Sums over the jobs of one group; docs/reports.md explains the columns.",
     by=str,
@@ -131,7 +133,7 @@ _TOTALS = document(
     cost=float | None,
     currency=str | None,
 )
-_SITE = document(
+_SITE = make_type(
     "SiteLine",
     "A site file.",
     **dict.fromkeys(("name", "path", "layer"), TEXT),
@@ -150,8 +152,8 @@ _SESSION: dict[str, Any] = {
 
 
 @cache
-def _submitted() -> Any:
-    return document(
+def _submission_type() -> Any:
+    return make_type(
         "JobSubmitted",
         "A job that was submitted.",
         job_id=str,
@@ -159,156 +161,160 @@ def _submitted() -> Any:
         site=str,
         run_dir=str,
         name=str,
-        size=(of("scaling.size_answer.SizeAnswer") | None, None),
+        size=(load_type("scaling.size_answer.SizeAnswer") | None, None),
     )
 
 
 @cache
-def _session_access() -> Any:
-    return document(
+def _session_type() -> Any:
+    return make_type(
         "SessionAccess",
         "A session and the way to it. It holds the token.",
         **_SESSION,
         url=(str | None, None),
-        connection=(of("node.session.files.Connection") | None, None),
-        way=(of("node.session.files.Tunnel") | None, None),
+        connection=(load_type("node.session.files.Connection") | None, None),
+        way=(load_type("node.session.files.Tunnel") | None, None),
     )
 
 
-def _scaling() -> Any:
+def _scaling_type() -> Any:
     numbers = dict[str, float]
     text = "A law fitted to the sizes."
-    law = document("LawFit", text, law=str, rms=float, chosen=bool, possible=bool, parameters=numbers)
-    return document(
+    law = make_type("LawFit", text, law=str, rms=float, chosen=bool, possible=bool, parameters=numbers)
+    return make_type(
         "ScalingReport",
         "What a scaling study says; docs/reports.md explains it.",
-        groups=list_of(of("scaling.analysis.SizeResult")),
+        groups=make_list(load_type("scaling.analysis.SizeResult")),
         summary=TEXTS,
-        fits=list_of(law),
-        knee=of("scaling.analysis.Knee"),
+        fits=make_list(law),
+        knee=load_type("scaling.analysis.Knee"),
         page=str,
     )
 
 
-def _accounted_job() -> Any:
+def _job_row_type() -> Any:
     from hpcjobs.jobstats.columns import COLUMNS
 
     kinds: dict[str, Any] = {"text": str, "whole": int, "real": float, "time": Time}
     fields = {name: kinds[kind] | None for name, (kind, _) in COLUMNS.items()}
-    return document("AccountedJob", "A job as the accounting has it; docs/reports.md explains the columns.", **fields)
+    return make_type("AccountedJob", "A job as the accounting has it; docs/reports.md explains the columns.", **fields)
 
 
-def _advised() -> Any:
-    advice, starts = of("jobstats.advice.Advice"), of("scaling.right_size.StartEstimates")
+def _advice_type() -> Any:
+    advice, starts = load_type("jobstats.advice.Advice"), load_type("scaling.right_size.StartEstimates")
     text = "What to ask for next time, and when the job would start then."
-    return document("Advised", text, job_id=str, advice=list_of(advice), starts=starts | None)
+    return make_type("Advised", text, job_id=str, advice=make_list(advice), starts=starts | None)
 
 
-def _images() -> Any:
-    manifest = of("containers.images.ImageManifest") | None
-    image = document("ImageLine", "An image of the site.", name=str, path=str, manifest=manifest)
-    return document("Images", "Images of a site, and recipes.", images=list_of(image), recipes=dict[str, str])
+def _images_type() -> Any:
+    manifest = load_type("containers.images.ImageManifest") | None
+    image = make_type("ImageLine", "An image of the site.", name=str, path=str, manifest=manifest)
+    return make_type("Images", "Images of a site, and recipes.", images=make_list(image), recipes=dict[str, str])
 
 
-def _nodes() -> Any:
-    node = with_fields("NodeVerdict", "fabric.node_record.NodeVerdict", left_out_until=Time | None)
-    return document("Nodes", "The record of nodes.", record=str, nodes=list_of(node))
+def _nodes_type() -> Any:
+    node = extend_type("NodeVerdict", "fabric.node_record.NodeVerdict", left_out_until=Time | None)
+    return make_type("Nodes", "The record of nodes.", record=str, nodes=make_list(node))
 
 
 OUTPUTS: Mapping[str, Callable[[], Any]] = {
-    "submit": _submitted,
-    "submit --dry-run": lambda: of("job.models.Plan"),
-    "submit --explain": lambda: list_of(
-        document("Setting", "One resolved value of a job, and where it was read.", name=str, value=str, source=str)
+    "submit": _submission_type,
+    "submit --dry-run": lambda: load_type("job.models.Plan"),
+    "submit --explain": lambda: make_list(
+        make_type("Setting", "One resolved value of a job, and where it was read.", name=str, value=str, source=str)
     ),
-    "submit --test-only": lambda: of("diagnosis.placement.Placement"),
-    "submit -N auto --dry-run, before its trials": lambda: of("scaling.size_answer.SizeAnswer"),
-    "ps": lambda: list_of(of("run.listing.ListedJob")),
-    "show": lambda: of("run.handle.Description"),
+    "submit --test-only": lambda: load_type("diagnosis.placement.Placement"),
+    "submit -N auto --dry-run, before its trials": lambda: load_type("scaling.size_answer.SizeAnswer"),
+    "ps": lambda: make_list(load_type("run.listing.ListedJob")),
+    "show": lambda: load_type("run.handle.Description"),
     "logs": lambda: _LINES,
-    "why": lambda: of("diagnosis.values.Diagnosis"),
-    "why, of a job that waits": lambda: of("diagnosis.pending.Pending"),
-    "why, of a job that has not failed": lambda: of("scheduler.base.JobRecord"),
-    "diff": lambda: of("run.rerun.Difference"),
-    "where": lambda: list_of(of("diagnosis.placement.Placement")),
-    "rerun": _submitted,
-    "wait": lambda: list_of(of("scheduler.base.JobRecord")),
-    "cancel": lambda: of("run.control.Cancelled"),
-    "cancel --signal": lambda: document("Signalled", "Jobs that were sent a signal.", signalled=TEXTS),
-    "hold": lambda: document("Held", "Jobs that were held.", held=TEXTS),
-    "release": lambda: document("Released", "Jobs that may start.", released=TEXTS),
-    "requeue": lambda: document("Requeued", "Jobs that are in the queue again.", requeued=TEXTS),
-    "update": lambda: document("Updated", "What was changed, in Slurm's words.", job_id=str, changed=TEXTS),
-    "prune": lambda: document(
+    "why": lambda: load_type("diagnosis.values.Diagnosis"),
+    "why, of a job that waits": lambda: load_type("diagnosis.pending.Pending"),
+    "why, of a job that has not failed": lambda: load_type("scheduler.base.JobRecord"),
+    "diff": lambda: load_type("run.rerun.Difference"),
+    "where": lambda: make_list(load_type("diagnosis.placement.Placement")),
+    "rerun": _submission_type,
+    "wait": lambda: make_list(load_type("scheduler.base.JobRecord")),
+    "cancel": lambda: load_type("run.control.Cancelled"),
+    "cancel --signal": lambda: make_type("Signalled", "Jobs that were sent a signal.", signalled=TEXTS),
+    "hold": lambda: make_type("Held", "Jobs that were held.", held=TEXTS),
+    "release": lambda: make_type("Released", "Jobs that may start.", released=TEXTS),
+    "requeue": lambda: make_type("Requeued", "Jobs that are in the queue again.", requeued=TEXTS),
+    "update": lambda: make_type("Updated", "What was changed, in Slurm's words.", job_id=str, changed=TEXTS),
+    "prune": lambda: make_type(
         "Pruned",
         "Old jobs, and whether they were removed.",
-        jobs=list_of(_OLD_JOB),
+        jobs=make_list(_OLD_JOB),
         removed=bool,
         size_bytes=int,
         left=int,  # jobs of that age that stay
     ),
-    "archive": lambda: document("Archived", "The file that was written.", path=str, files=int, size_bytes=int),
-    "drill": lambda: of("drills.drill.DrillVerdict"),
+    "archive": lambda: make_type("Archived", "The file that was written.", path=str, files=int, size_bytes=int),
+    "drill": lambda: load_type("drills.drill.DrillVerdict"),
     "sweep run": lambda: _SWEEP,
-    "sweep run --dry-run": lambda: list_of(document("CellCommand", "What a cell would run.", cell=str, command=str)),
-    "sweep status": lambda: document(
+    "sweep run --dry-run": lambda: make_list(make_type("CellCommand", "What a cell would run.", cell=str, command=str)),
+    "sweep status": lambda: make_type(
         "SweepStatus", "How many cells are in which state.", name=str, folder=str, states=dict[str, int], total=int
     ),
     "sweep resume": lambda: _SWEEP,
-    "sweep results": lambda: list_of(_CELL),
+    "sweep results": lambda: make_list(_CELL),
     "sweep results --min": lambda: _CELL | None,
-    "sweep cancel": lambda: document("SweepCancelled", "Arrays that were cancelled.", cancelled=TEXTS),
-    "scale": lambda: document(
+    "sweep cancel": lambda: make_type("SweepCancelled", "Arrays that were cancelled.", cancelled=TEXTS),
+    "scale": lambda: make_type(
         "StudySubmitted",
         "A scaling study: its file, and its runs.",
         study=str,
-        points=list_of(of("scaling.study.StudyRun")),
+        points=make_list(load_type("scaling.study.StudyRun")),
     ),
-    "jupyter": _session_access,
-    "jupyter --dry-run": lambda: with_fields(
-        "SessionPlan", "job.models.Plan", session=of("node.session.files.Settings")
+    "jupyter": _session_type,
+    "jupyter --dry-run": lambda: extend_type(
+        "SessionPlan", "job.models.Plan", session=load_type("node.session.files.Settings")
     ),
-    "jupyter --no-wait": lambda: document(
+    "jupyter --no-wait": lambda: make_type(
         "SessionSubmitted", "A session that was submitted.", job_id=str, site=str, run_dir=str
     ),
-    "jupyter list": lambda: list_of(
-        document("SessionLine", "A session; without a node its server does not answer yet.", **_SESSION)
+    "jupyter list": lambda: make_list(
+        make_type("SessionLine", "A session; without a node its server does not answer yet.", **_SESSION)
     ),
-    "jupyter open": _session_access,
-    "jupyter stop": lambda: document(
+    "jupyter open": _session_type,
+    "jupyter stop": lambda: make_type(
         "Stopped", "Sessions that were ended, and those that had ended.", stopped=TEXTS, had_ended=TEXTS
     ),
-    "report jobs": lambda: list_of(_accounted_job()),
-    "report jobs --by": lambda: list_of(_TOTALS),
-    "report scaling": _scaling,
-    "report load": lambda: document(
+    "report jobs": lambda: make_list(_job_row_type()),
+    "report jobs --by": lambda: make_list(_TOTALS),
+    "report scaling": _scaling_type,
+    "report load": lambda: make_type(
         "LoadReport",
         "Means and the peak of each node, and the page.",
-        nodes=list_of(of("jobstats.load_page.NodeLoad")),
+        nodes=make_list(load_type("jobstats.load_page.NodeLoad")),
         page=str,
     ),
-    "report sweep": lambda: document("SweepReport", "The best cell, and the page.", best=_CELL | None, page=str),
-    "report advise": lambda: list_of(_advised()),
-    "fabric": lambda: of("run.fabric.FabricReport"),
-    "nodes": _nodes,
-    "container build": lambda: document(
-        "ImageBuilt", "An image that was built.", path=str, new=bool, manifest=of("containers.images.ImageManifest")
+    "report sweep": lambda: make_type("SweepReport", "The best cell, and the page.", best=_CELL | None, page=str),
+    "report advise": lambda: make_list(_advice_type()),
+    "fabric": lambda: load_type("run.fabric.FabricReport"),
+    "nodes": _nodes_type,
+    "container build": lambda: make_type(
+        "ImageBuilt",
+        "An image that was built.",
+        path=str,
+        new=bool,
+        manifest=load_type("containers.images.ImageManifest"),
     ),
-    "container list": _images,
-    "container check": lambda: document(
-        "ImageChecked", "Whether an image fits a site.", verdict=of("containers.verdict.ImageVerdict"), fits=bool
+    "container list": _images_type,
+    "container check": lambda: make_type(
+        "ImageChecked", "Whether an image fits a site.", verdict=load_type("containers.verdict.ImageVerdict"), fits=bool
     ),
-    "sites": lambda: list_of(_SITE),
-    "sites show": lambda: of("site.models.Site"),
-    "sites check": lambda: document(
+    "sites": lambda: make_list(_SITE),
+    "sites show": lambda: load_type("site.models.Site"),
+    "sites check": lambda: make_type(
         "SiteChecked",
         "What differs between a site file and the live cluster.",
         site=str,
         path=str,
         ok=bool,
-        findings=list_of(of("discovery.compare.SiteFinding")),
+        findings=make_list(load_type("discovery.compare.SiteFinding")),
     ),
-    "sites init": lambda: document(
+    "sites init": lambda: make_type(
         "SiteDraft",
         "A site file made from the live cluster.",
         name=str,
@@ -318,11 +324,11 @@ OUTPUTS: Mapping[str, Callable[[], Any]] = {
         origins=dict[str, str],
         left_out=dict[str, str],  # partition -> why
         facts=TEXTS,
-        questions=list_of(of("discovery.proposal.Question")),
+        questions=make_list(load_type("discovery.proposal.Question")),
     ),
-    "cloud check": lambda: of("cloud.check.Report"),
-    "sandbox up": lambda: of("sandbox.Sandbox"),
-    "sandbox status": lambda: of("sandbox.Status"),
+    "cloud check": lambda: load_type("cloud.check.Report"),
+    "sandbox up": lambda: load_type("sandbox.Sandbox"),
+    "sandbox status": lambda: load_type("sandbox.Status"),
 }
 """Verb, with the option that makes it print something else -> the type of its output."""
 

@@ -9,7 +9,8 @@ import inspect
 import os
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
+from functools import cache
+from typing import Annotated, Any, NamedTuple, get_args
 
 import typer
 from typer.core import TyperCommand
@@ -56,7 +57,7 @@ class SbatchOption(NamedTuple):
         letter = self.option.short
         return (self.flag,) if letter is None or letter in _TAKEN_LETTERS else (self.flag, f"-{letter}")
 
-    @property
+    @cache  # noqa: B019 # one for each option of the table
     def annotation(self) -> Any:
         # A switch without its opposite: `--no-...` is not sbatch's, but for --no-requeue.
         option = typer.Option(
@@ -158,8 +159,6 @@ def _pass_through(option: SbatchOption, value: object) -> str:
         RequestError: an option that hpcjobs refuses.
     """
     if option.option.treatment is Treatment.REFUSED:
-        from hpcjobs.errors import RequestError
-
         raise RequestError(
             f"{option.flag} is an option of sbatch that hpcjobs does not take", hint=option.option.reason
         )
@@ -206,7 +205,7 @@ def with_sbatch_options(
                 continue
             for option in (*chosen, *passed):
                 kind = inspect.Parameter.KEYWORD_ONLY
-                parameters.append(inspect.Parameter(option.field, kind, default=None, annotation=option.annotation))
+                parameters.append(inspect.Parameter(option.field, kind, default=None, annotation=option.annotation()))
         run.__name__, run.__doc__ = command.__name__, command.__doc__
         run.__annotations__ = {}
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # Typer reads it
@@ -215,16 +214,17 @@ def with_sbatch_options(
     return decorate
 
 
+@cache
 def job_flags() -> dict[str, tuple[type, Flag]]:
     """Field of `JobSpec` -> its type, and its option; fields that no option sets are left out."""
-    hints = get_type_hints(JobSpec, include_extras=True)
-    declared = {field: get_args(hints[field]) for field in JobSpec.__struct_fields__}
+    declared = {field: get_args(annotation) for field, annotation in JobSpec.__annotations__.items()}
     kinds = {bool | None: bool, int | None: int, str | None: str, dict[str, str]: list, tuple[str, ...]: list}
     return {
         field: (kinds[parts[0]], parts[1]) for field, parts in declared.items() if parts and isinstance(parts[-1], Flag)
     }
 
 
+@cache
 def _option(*names: str, kind: type, help: str) -> inspect.Parameter:
     """A parameter that Typer makes an option of; a switch has no opposite, a count is positive."""
     field = names[0].lstrip("-").replace("-", "_")

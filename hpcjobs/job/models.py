@@ -1,7 +1,5 @@
 """The request (`JobSpec`), the resolved job (`Job`), and what will be sent (`Plan`)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple

@@ -1,7 +1,5 @@
 """Figures of merit: what a program prints that says how fast or how good a run is; presets of known programs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Final, Literal

@@ -1,7 +1,5 @@
 """Keys of a site file."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """The keys of a partition: nodes of one shape or several, and the limits of its jobs."""
 
-from __future__ import annotations
-
 import re
 from typing import Literal
 
