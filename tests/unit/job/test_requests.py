@@ -69,7 +69,7 @@ def test_the_public_names_are_all_that_the_package_lists() -> None:
 
 def test_every_option_of_a_job_has_a_flag_from_its_declaration() -> None:
     """A field that is added to JobSpec without one would be out of the command line's reach."""
-    assert set(job_flags()) == set(JobSpec.__struct_fields__) - {"program", "resources"}
+    assert set(job_flags()) == set(JobSpec.__struct_fields__) - {"program", "resources", "figures"}
     assert set(EXAMPLES) == set(job_flags())
 
 
