@@ -24,7 +24,7 @@ EXAMPLES: dict[str, tuple[list[str], object]] = {
     "wrap": (["true"], "true"), "no_check": ([], True), "monitor": ([], True),
     "notify": (["mail"], ("mail",)), "notify_on": (["end"], "end"),
     "sbatch": (["delay-boot=10"], ("delay-boot=10",)),
-    "srun": (["cpu-bind=cores"], ("cpu-bind=cores",)),
+    "srun": (["cpu-bind=cores"], ("cpu-bind=cores",)), "metric": (["lammps"], ("lammps",)),
 }  # fmt: skip
 
 
