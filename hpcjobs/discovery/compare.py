@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from hpcjobs.discovery.facts import ClusterFacts, NodeFacts, PartitionInfo
@@ -16,6 +16,8 @@ from hpcjobs.units import format_count, memory_bytes, time_limit_s
 Verdict = Literal["ok", "note", "wrong"]
 """``note``: jobs run, but the file could say more, or nobody here can tell."""
 _MIB = 1 << 20
+_SHOWN = 3
+"""So many nodes that start no job are named."""
 
 
 class SiteFinding(NamedTuple):
@@ -88,14 +90,21 @@ def _partition(subject: str, name: str, partition: Partition, cluster: ClusterFa
             yield SiteFinding(f"{subject}.{key}", "wrong", f"the partition takes {shown}", f"{key}: [{shown}]")
 
 
+def _count(nodes: Iterable[NodeFacts]) -> int:
+    return sum(node.size for node in nodes)
+
+
 def _availability(subject: str, nodes: Sequence[NodeFacts]) -> Iterator[SiteFinding]:
     """Nodes on which no job starts: a note, or wrong where no other ones are left."""
     if not (away := [node for node in nodes if node.unavailable]):
         return
-    shown = "; ".join(f"{node.name} {node.state}" + (f" ({node.reason})" if node.reason else "") for node in away[:3])
-    more = f"; and {len(away) - 3} more" if len(away) > 3 else ""
-    text = f"{len(away)} of {len(nodes)} nodes start no job: {shown}{more}"
-    if len(away) == len(nodes):
+    named = [
+        f"{name} {node.state}" + (f" ({node.reason})" if node.reason else "") for node in away for name in node.names
+    ][:_SHOWN]
+    count, every = _count(away), _count(nodes)
+    more = f"; and {count - len(named)} more" if count > len(named) else ""
+    text = f"{count} of {every} nodes start no job: {'; '.join(named)}{more}"
+    if count == every:
         yield SiteFinding(subject, "wrong", text, "nothing: wait until they are back; `sinfo -R` has the reasons")
     else:
         yield SiteFinding(f"{subject}.nodes", "note", text)
@@ -132,7 +141,7 @@ def _shapes(subject: str, partition: Partition, nodes: list[NodeFacts]) -> Itera
     """Each group of nodes that the file states exists, with at least what the file states."""
     for group in partition.groups:
         fitting = [node for node in nodes if _fits(node, group)]
-        if len(fitting) >= group.count:
+        if _count(fitting) >= group.count:
             continue
         have = "; ".join(dict.fromkeys(_shape_text(node) for node in nodes))
         models = {model for node in nodes for model in _gpus_by_model(node) or ()}
@@ -141,8 +150,8 @@ def _shapes(subject: str, partition: Partition, nodes: list[NodeFacts]) -> Itera
             text = f"gpu_model {group.gpu_model}: the GRES of its nodes are called {spelled}"
             yield SiteFinding(f"{subject}.nodes", "wrong", text, f"gpu_model: {spelled}")
         elif fitting:
-            text = f"{group.count} nodes of ({_group_text(group)}) are stated, {len(fitting)} exist"
-            yield SiteFinding(f"{subject}.nodes", "wrong", text, f"nodes: {len(fitting)}")
+            text = f"{group.count} nodes of ({_group_text(group)}) are stated, {_count(fitting)} exist"
+            yield SiteFinding(f"{subject}.nodes", "wrong", text, f"nodes: {_count(fitting)}")
         else:
             text = f"no node has {_group_text(group)}; its nodes have {have}"
             yield SiteFinding(f"{subject}.nodes", "wrong", text, "the shape that `hpcjobs sites init --dry-run` prints")

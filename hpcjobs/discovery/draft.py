@@ -117,7 +117,7 @@ def _mark_default(partitions: tuple[PartitionEntry, ...], default: str) -> tuple
 
 def _cluster_entries(cluster: ClusterFacts) -> list[ProposedEntry]:
     config = cluster.config
-    nodes = len(cluster.nodes)
+    nodes = sum(node.size for node in cluster.nodes)
     size = format_count(nodes, "node")
     entries = [ProposedEntry("description", f"Slurm {config.version or ''}, {size}".replace(" ,", ","), "")]
     if choosing := [plugin for plugin in config.submit_plugins if plugin not in _NEVER_CHOOSE]:
@@ -197,7 +197,8 @@ def _request_entries(
 
 def _is_one_host(cluster: ClusterFacts) -> bool:
     """Whether all jobs run on this very host, whose folders they all see."""
-    return {node.name for node in cluster.nodes} <= {cluster.host, cluster.host.partition(".")[0]}
+    own = {cluster.host, cluster.host.partition(".")[0]}
+    return all(node.size == 1 and {*node.names} <= own for node in cluster.nodes)
 
 
 def _answered_entries(answers: Answers) -> list[ProposedEntry]:

@@ -23,9 +23,11 @@ class SlurmConfig(NamedTuple):
 
 
 class NodeFacts(NamedTuple):
-    """One node, with what jobs can have of it."""
+    """Nodes that are alike, with what jobs can have of each: a cluster may have a million nodes of a few kinds."""
 
-    name: str
+    names: tuple[str, ...]
+    """The first few of them."""
+    size: int
     partitions: frozenset[str]
     cpus: int
     mem_mb: int | None

@@ -166,15 +166,15 @@ def _nodes(nodes: Sequence[NodeFacts]) -> tuple[tuple[tuple[str, object], ...], 
     """The keys ``nodes`` and ``node``, and what to know of them."""
     notes: tuple[str, ...] = ()
     names_fit = all(is_slurm_name(feature) for node in nodes for feature in node.features)
-    groups = Counter(_shape(node, features=names_fit) for node in nodes)
+    groups = _count_shapes(nodes, features=names_fit)
     if not names_fit:
         notes = ("features are left out: a site file cannot hold the name of one of them",)
     elif len(groups) > _MOST_GROUPS:
-        groups = Counter(_shape(node, features=False) for node in nodes)
+        groups = _count_shapes(nodes, features=False)
         notes = ("features are left out: they differ from node to node",)
     if len(groups) == 1:
         shape = next(iter(groups))
-        return (("nodes", len(nodes)), ("node", _mapping(shape, features=bool(shape.features)))), notes
+        return (("nodes", groups[shape]), ("node", _mapping(shape, features=bool(shape.features)))), notes
     features = any(shape.features for shape in groups)
     listed = [{"count": count, **_mapping(shape, features=features)} for shape, count in groups.items()]
     return (("nodes", listed),), notes
@@ -193,6 +193,13 @@ def _shape(node: NodeFacts, *, features: bool) -> _Shape:
     model = node.gpu_model if node.gpu_model is not None and is_name(node.gpu_model) else None
     models = node.gpu_models if all(is_name(text.rpartition(":")[0]) for text in node.gpu_models) else ()
     return _Shape(node.cpus, node.mem_mb, node.gpus, model, models, node.features if features else ())
+
+
+def _count_shapes(nodes: Sequence[NodeFacts], *, features: bool) -> Counter[_Shape]:
+    groups: Counter[_Shape] = Counter()
+    for node in nodes:
+        groups[_shape(node, features=features)] += node.size
+    return groups
 
 
 def _mapping(shape: _Shape, *, features: bool) -> dict[str, object]:

@@ -14,8 +14,8 @@ from hpcjobs.discovery.accounts import (
     parse_qos,
     qos_command,
 )
-from hpcjobs.discovery.facts import Accounting, ClusterFacts
-from hpcjobs.discovery.slurm_config import mean_nodes, parse_config, parse_licenses, parse_nodes, parse_partitions
+from hpcjobs.discovery.facts import Accounting, ClusterFacts, NodeFacts
+from hpcjobs.discovery.slurm_config import NodeReader, mean_nodes, parse_config, parse_licenses, parse_partitions
 from hpcjobs.discovery.software import MODULES_COMMAND, container_runtimes, parse_modules, parse_mpi_types
 from hpcjobs.errors import CommandMissingError, SchedulerError
 from hpcjobs.processes.programs import Result, Runner, run
@@ -46,7 +46,7 @@ def read_cluster(slurm: SlurmScheduler, runner: Runner = run) -> ClusterFacts:
     return ClusterFacts(
         config=config,
         partitions=parse_partitions(partitions),
-        nodes=mean_nodes(partitions) if nodes is None else parse_nodes(nodes),
+        nodes=mean_nodes(partitions) if nodes is None else nodes,
         nodes_are_hidden=nodes is None,
         accounting=_read_accounting(slurm, config.cluster),
         mpi_types=parse_mpi_types(types.out + types.err) or None if types is not None else None,
@@ -59,14 +59,17 @@ def read_cluster(slurm: SlurmScheduler, runner: Runner = run) -> ClusterFacts:
     )
 
 
-def _read_nodes(slurm: SlurmScheduler) -> str | None:
+def _read_nodes(slurm: SlurmScheduler) -> tuple[NodeFacts, ...] | None:
     """What scontrol shows of nodes; None: this user may not see them."""
-    try:
-        return slurm.query(NODES)
-    except SchedulerError as error:
-        if "permission denied" not in error.message.lower():
-            raise
+    reader = NodeReader()
+    if slurm.follow(NODES, reader.read) == 0:
+        return reader.nodes()
+    if "permission denied" in "\n".join(reader.messages).lower():
         return None
+    again = NodeReader()  # a busy controller is asked again, and an error is raised
+    for line in slurm.query(NODES).splitlines():
+        again.read(line)
+    return again.nodes()
 
 
 def _read_accounting(slurm: SlurmScheduler, cluster: str | None) -> Accounting:

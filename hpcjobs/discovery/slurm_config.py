@@ -6,10 +6,12 @@ import re
 import time
 import warnings
 from collections.abc import Iterator
+from itertools import pairwise, product
+from typing import NamedTuple
 
 from hpcjobs.discovery.facts import NodeFacts, PartitionInfo, SlurmConfig
 from hpcjobs.errors import HpcJobsWarning
-from hpcjobs.runtime.hostlist import hosts_of
+from hpcjobs.runtime.hostlist import HOST_PART, hosts_of
 from hpcjobs.scheduler.slurm import fields
 from hpcjobs.scheduler.slurm.table import TableRow
 from hpcjobs.site.partition import count_gpus
@@ -19,6 +21,15 @@ _SETTING = re.compile(r"(?m)^\s*(\S+)\s*= ?(.*?)\s*$")
 _FIELD = re.compile(r"([A-Za-z]\w*)=(.*?)(?=\s+[A-Za-z]\w*=|\s*$)")
 _SET_BY = re.compile(r"\[([\w.-]+)@(\d{1,11})\]\Z")
 _NO_LIMIT = ("UNLIMITED", "INFINITE", "NONE")
+_KIND = (
+    *(" CPUEfctv=", " CPUTot=", " AvailableFeatures=", " Gres="),
+    *(" RealMemory=", " MemSpecLimit=", " State=", " Partitions="),
+)
+"""The fields of a node that matter here."""
+_REASON = re.compile(r" Reason=(.*?)(?=\s+[A-Za-z]\w*=|\s*$)")
+_NAMES = 3
+"""So many names of nodes that are alike are kept, for messages."""
+_NUMBERED = re.compile(r"(.*?)(\d+)(\D*)\Z", re.DOTALL)
 _UNSET_MEMORY_MB = 1
 """RealMemory of a node for which slurm.conf gives none."""
 
@@ -46,10 +57,83 @@ def parse_partitions(out: str) -> tuple[PartitionInfo, ...]:
     return tuple(_partition(row) for row in _records(out, "PartitionName"))
 
 
-def parse_nodes(out: str) -> tuple[NodeFacts, ...]:
-    """The nodes of ``scontrol --all --oneliner show node``; a node without CPUs is left out."""
-    nodes = (_node(row) for row in _records(out, "NodeName"))
-    return tuple(node for node in nodes if node.cpus)
+class NodeReader:
+    """Reads ``scontrol --all --oneliner show node`` line by line; a node without CPUs is left out.
+
+    Of a million nodes only kinds are kept. The fields that tell kinds apart are cut out of the line, which has forty
+    more; those that anybody writes, Comment and Reason, stand at its end.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[str, ...], list[str]] = {}
+        self._counts: dict[tuple[str, ...], int] = {}
+        self.messages: list[str] = []
+        """Lines that are no nodes: what scontrol says of an error."""
+
+    def read(self, line: str) -> None:
+        """Read one line."""
+        if not line.startswith("NodeName="):
+            if line.strip():
+                self.messages.append(line)
+            return
+        reason = _REASON.search(line) if " Reason=" in line else None
+        kind = (*(_cut(line, field) for field in _KIND), reason[1] if reason else "")
+        self._counts[kind] = self._counts.get(kind, 0) + 1
+        names = self._kinds.setdefault(kind, [])
+        if len(names) < _NAMES:
+            names.append(_cut(line, "NodeName="))
+
+    def nodes(self) -> tuple[NodeFacts, ...]:
+        """All that were read."""
+        columns = [field.strip(" =") for field in _KIND] + ["Reason"]
+        nodes = (
+            _node(TableRow(dict(zip(columns, kind, strict=True))), tuple(names), self._counts[kind])
+            for kind, names in self._kinds.items()
+        )
+        return tuple(node for node in nodes if node.cpus)
+
+
+def _cut(line: str, field: str) -> str:
+    begin = line.find(field)
+    if begin < 0:
+        return ""
+    begin += len(field)
+    end = line.find(" ", begin)
+    return line[begin:] if end < 0 else line[begin:end]
+
+
+class _HostRange(NamedTuple):
+    """Hosts whose names differ in one number of so many digits."""
+
+    before: str
+    digits: int
+    after: str
+    first: int
+    last: int
+
+
+def _ranges_of(nodelist: str) -> Iterator[_HostRange]:
+    """``nodelist`` as ranges of numbers of equal length: ``n[8-12]`` is ``n[8-9]`` and ``n[10-12]``."""
+    for part in HOST_PART.findall(nodelist):
+        head, _, rest = part.rpartition("[")
+        inside, _, after = rest.partition("]")
+        simple = head and not re.search(r"\d", after)
+        pieces = [piece.partition("-") for piece in inside.split(",")] if simple else []
+        for before, (first, _, last) in product(hosts_of(head) if simple else (), pieces):
+            yield from _split_range(before, first, last or first, after)
+        for name in () if simple else hosts_of(part):
+            match = _NUMBERED.match(name)
+            yield from (
+                _split_range(match[1], match[2], match[2], match[3]) if match else (_HostRange(name, 0, "", 0, 0),)
+            )
+
+
+def _split_range(before: str, first: str, last: str, after: str) -> Iterator[_HostRange]:
+    low, digits = int(first), len(first)
+    while low <= int(last):
+        high = min(int(last), 10**digits - 1)
+        yield _HostRange(before, digits, after, low, high)
+        low, digits = high + 1, digits + 1
 
 
 def mean_nodes(out: str) -> tuple[NodeFacts, ...]:
@@ -57,12 +141,28 @@ def mean_nodes(out: str) -> tuple[NodeFacts, ...]:
 
     Each has the mean of the smallest partition that it is in; its features and the models of its GPUs are not known.
     """
-    nodes: dict[str, NodeFacts] = {}
-    for row in sorted(_records(out, "PartitionName"), key=lambda row: row.count("TotalNodes") or 0):
-        for host in hosts_of(row.text("Nodes") or ""):
-            node = nodes.get(host) or _mean_node(row)
-            nodes[host] = node._replace(name=host, partitions=node.partitions | {row.raw("PartitionName")})
-    return tuple(node for node in nodes.values() if node.cpus)
+    rows = sorted(_records(out, "PartitionName"), key=lambda row: row.count("TotalNodes") or 0)
+    ranges: dict[tuple[str, int, str], list[tuple[int, int, int]]] = {}
+    for order, row in enumerate(rows):
+        for hosts in _ranges_of(row.text("Nodes") or ""):
+            ranges.setdefault(hosts[:3], []).append((hosts.first, hosts.last + 1, order))
+    kinds: dict[tuple[int, ...], tuple[list[str], int]] = {}
+    for (before, digits, after), held in ranges.items():
+        borders = sorted({border for first, end, _ in held for border in (first, end)})
+        for first, end in pairwise(borders):
+            orders = tuple(dict.fromkeys(sorted(order for low, high, order in held if low <= first < high)))
+            if orders:
+                names, count = kinds.get(orders, ([], 0))
+                more = range(first, min(end, first + _NAMES - len(names)))
+                names += [f"{before}{number:0{digits}d}{after}" if digits else before for number in more]
+                kinds[orders] = names, count + end - first
+    nodes = (
+        _mean_node(rows[orders[0]])._replace(
+            names=tuple(names), size=count, partitions=frozenset(rows[order].raw("PartitionName") for order in orders)
+        )
+        for orders, (names, count) in kinds.items()
+    )
+    return tuple(node for node in nodes if node.cpus)
 
 
 def _reason(text: str | None) -> str | None:
@@ -79,7 +179,8 @@ def _mean_node(partition: TableRow) -> NodeFacts:
     resources = partition.raw("TRES")
     memory = fields.read_bytes(fields.read_resource(resources, "mem"))
     return NodeFacts(
-        name="",
+        names=(),
+        size=0,
         partitions=frozenset(),
         cpus=(partition.count("TotalCPUs") or 0) // count,
         mem_mb=None if memory is None else (memory >> 20) // count,
@@ -149,12 +250,13 @@ def _unless_all(value: str | None) -> tuple[str, ...] | None:
     return None if value is None or value.upper() == "ALL" else split_list(value)
 
 
-def _node(row: TableRow) -> NodeFacts:
+def _node(row: TableRow, names: tuple[str, ...], count: int) -> NodeFacts:
     memory = row.count("RealMemory")
     gpus = count_gpus(row.raw("Gres"))
     typed = [model for model in gpus if model is not None]
     return NodeFacts(
-        name=row.raw("NodeName"),
+        names=names,
+        size=count,
         partitions=frozenset(split_list(row.text("Partitions"))),
         cpus=row.count("CPUEfctv") or row.count("CPUTot") or 0,
         mem_mb=None if memory is None or memory <= _UNSET_MEMORY_MB else memory - (row.count("MemSpecLimit") or 0),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-_PART = re.compile(r"((?:[^,\[]|\[[^\]]*\])+)")
+HOST_PART = re.compile(r"((?:[^,\[]|\[[^\]]*\])+)")
+"""A part of a host list, between commas outside brackets."""
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?\Z")
 _LONGEST_RANGE = 64 * 1024
 """Slurm's own limit (MAX_RANGE of its hostlist.c)."""
@@ -12,7 +13,7 @@ _LONGEST_RANGE = 64 * 1024
 
 def hosts_of(nodelist: str) -> list[str]:
     """``tu[01-03,7],x1`` -> ``tu01 tu02 tu03 tu7 x1``; numbers keep their zeros."""
-    return [host for part in _PART.findall(nodelist) for host in _expand(part)]
+    return [host for part in HOST_PART.findall(nodelist) for host in _expand(part)]
 
 
 def _expand(part: str) -> list[str]:

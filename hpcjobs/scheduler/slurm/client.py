@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from hpcjobs.errors import CommandMissingError, HpcJobsWarning, SchedulerDownError, SchedulerError
 from hpcjobs.job.models import Plan
-from hpcjobs.processes.programs import Result, Runner, run
+from hpcjobs.processes.programs import Result, Runner, run, run_following
 from hpcjobs.scheduler.base import JobRecord, Submitted
 from hpcjobs.scheduler.read_only import refuse_change
 from hpcjobs.scheduler.slurm.parse import (
@@ -238,6 +238,10 @@ class SlurmScheduler:
             SchedulerDownError: no answer. SchedulerError: Slurm refused; its message is quoted.
         """
         return self._ask(argv).out
+
+    def follow(self, argv: Sequence[str], each: Callable[[str], None]) -> int:
+        """Hand on each line of a Slurm command that prints much, as it comes, with its messages; the exit code."""
+        return run_following(argv, each, env={**QUESTION, **self._cluster_env})
 
     def _run(self, argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
         """Slurm's commands look for a minute for a configuration that is not there; that wait is avoided here."""
