@@ -286,7 +286,7 @@ class _Search:
                 options = {**others, axis.name: axis.value(step.n)}
                 least = self.bench.job({**others, axis.name: axis.value(step.at_least)})
                 refusal = self._over_budget(like, runs, self.bench.job(options), least, step.runs)
-                if refusal is not None and not by_n:
+                if refusal is not None and (not by_n or step.best is None):
                     raise RequestError(refusal, hint="a larger --budget, a longer -t, or a size of your own")
                 if refusal is None and self.tries:
                     tried = step.n, len(by_n.get(step.n, ()))
@@ -300,7 +300,7 @@ class _Search:
                 if refusal is None:
                     each = human_duration(self._limit_s(like))
                     self.next_trial = f"{format_count(step.runs, 'trial')} of {describe(options)}, {each} at most each"
-                step = SizeChoice(step.at_least, refusal or "")
+                step = SizeChoice(step.best or axis.smallest, refusal or "")
             if step.n is None:
                 raise RequestError(step.reason, hint="a later --finish-by, or --min-efficiency instead of it")
             self.reasons += [step.reason] if step.reason else []

@@ -31,7 +31,7 @@ from hpcjobs.scheduler.base import State
 TRIAL: Final = "-trial"
 """End of the name of a job that measures a size."""
 _MOST_ENTRIES: Final = 2000
-_ALIKE = ("partition", "constraint", "exclusive", "gres", "gpu_model", "threads_per_core", "hint", "reservation")
+_ALIKE = ("partition", "constraint", "exclusive", "threads_per_core", "hint", "reservation")
 """Resources that runs of one class have in common, beside the shape of the job."""
 _LENGTH = re.compile(
     r"--?(?:(?:num[-_]train[-_])?epochs|(?:max[-_])?steps|max[-_]iters|iterations|seed|resume"
@@ -82,7 +82,7 @@ def class_of(job: Job, *, without: str) -> tuple[object, ...]:
     del shape[without]
     image = None if job.container is None else (job.container.name, job.container.fingerprint)
     env = {name: value for name, value in job.env.items() if not name.startswith("HPCJOBS_")}
-    alike = [getattr(job.resources, name, None) for name in _ALIKE]
+    alike = [job.gpu_model, *(getattr(job.resources, name) for name in _ALIKE)]
     return job.site, _speed_arguments(job.argv), job.chdir, image, env, job.figures, alike, shape
 
 

@@ -133,7 +133,7 @@ def describe_answer(answer: SizeAnswer) -> list[str]:
 
 def _describe_row(row: SizeRow, unit: str) -> str:
     name = row.value if row.option == "launcher" else count_of(int(row.value), PER[row.option])
-    text = f"{name}: {format_number(row.throughput)} {unit}"
+    text = f"{name}: {format_number(row.throughput)} {unit}".rstrip()
     if row.throughput_low is not None and row.throughput_high is not None:
         text += f" ({format_number(row.throughput_low)} to {format_number(row.throughput_high)})"
     if row.efficiency_low is not None and row.efficiency_high is not None:

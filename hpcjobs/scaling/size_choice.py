@@ -52,6 +52,8 @@ class MissingRuns(NamedTuple):
     runs: int
     at_least: int
     """The answer will be no smaller than this."""
+    best: int | None
+    """The answer without these runs; None: there is none."""
 
 
 class SizeChoice(NamedTuple):
@@ -115,22 +117,23 @@ def choose_by_efficiency(
         return SizeChoice(smallest, f"the site allows {count_of(smallest, per)} only")
     base = sizes[0] if sizes and sizes[0].n == smallest else None
     if base is None or base.runs < REPEATS:
-        return MissingRuns(smallest, REPEATS - (base.runs if base else 0), smallest)
+        return MissingRuns(smallest, REPEATS - (base.runs if base else 0), smallest, smallest)
     sizes = [size for size in sizes if size.n <= largest]
     good = find_reached(sizes, target) or base
     short = next((size for size in sizes if size.n > good.n), None) or (good if good.runs < REPEATS else None)
     if short is None:
         if good.n == largest:
             return SizeChoice(good.n, f"{describe_reached(good, sizes, per)}; more are not allowed")
-        return MissingRuns(min(2 * good.n, largest), REPEATS, good.n)
+        return MissingRuns(min(2 * good.n, largest), REPEATS, good.n, good.n)
+    least = smallest if good is short else good.n
     if short.runs < REPEATS:
-        return MissingRuns(short.n, REPEATS - short.runs, good.n if good is not short else smallest)
-    if short.efficiency.value >= target > (short.efficiency.low or 0):  # the interval has the target in it
-        fewest = min((base, short), key=lambda size: size.runs)
-        if fewest.runs < MOST_REPEATS:
-            return MissingRuns(fewest.n, REPEATS, good.n)
+        return MissingRuns(short.n, REPEATS - short.runs, least, least)
+    value, low, high = short.efficiency
+    fewest = min((base, short), key=lambda size: size.runs)
+    if (low or 0) < target <= (high or value) and fewest.runs < MOST_REPEATS:
+        return MissingRuns(fewest.n, REPEATS, good.n, good.n)
     if short.n - good.n > 1:
-        return MissingRuns((good.n + short.n) // 2, REPEATS, good.n)
+        return MissingRuns((good.n + short.n) // 2, REPEATS, good.n, good.n)
     return SizeChoice(good.n, describe_reached(good, sizes, per))
 
 
@@ -146,9 +149,10 @@ def choose_by_end(
     """The cheapest size that ends before ``finish_by``; ``end`` estimates when a run of a size would end."""
     sizes = [size for size in sizes if size.n <= largest]
     if not sizes or sizes[0].n > smallest or sizes[0].runs < REPEATS:
-        return MissingRuns(smallest, REPEATS - (sizes[0].runs if sizes and sizes[0].n == smallest else 0), smallest)
+        known = sizes[0].runs if sizes and sizes[0].n == smallest else 0
+        return MissingRuns(smallest, REPEATS - known, smallest, None)
     if (few := next((size for size in sizes if size.runs < REPEATS), None)) is not None:
-        return MissingRuns(few.n, REPEATS - few.runs, smallest)
+        return MissingRuns(few.n, REPEATS - few.runs, smallest, None)
     top = sizes[-1]
     in_time = [size for size in sizes if end(size) <= finish_by]
     if not in_time:
@@ -160,13 +164,12 @@ def choose_by_end(
             return SizeChoice(
                 None, f"no size ends in time: {count_of(best.n, per)} would end {late_s / 60:.0f} min late; {more}"
             )
-        return MissingRuns(min(2 * top.n, largest), REPEATS, top.n)
+        return MissingRuns(min(2 * top.n, largest), REPEATS, top.n, None)
     costs = {size.n: size.n * (size.duration_s or 0.0) for size in in_time}
     cheapest = next(size for size in in_time if costs[size.n] <= min(costs.values()) * _ALIKE)
     late = max((size.n for size in sizes if size.n < cheapest.n and size not in in_time), default=cheapest.n - 1)
-    between = [size for size in sizes if late < size.n < cheapest.n]
-    if cheapest.n - late > 1 and not between:
-        return MissingRuns((late + cheapest.n) // 2, REPEATS, late)
+    if cheapest.n - late > 1 and not any(late < size.n < cheapest.n for size in sizes):
+        return MissingRuns((late + cheapest.n) // 2, REPEATS, late, cheapest.n)
     spare_s = finish_by - end(cheapest)
     return SizeChoice(
         cheapest.n,
@@ -179,6 +182,6 @@ def choose_fastest(sizes: Sequence[MeasuredSize], names: Sequence[str]) -> Missi
     runs = {size.n: size.runs for size in sizes}
     for n in range(1, len(names) + 1):
         if len(names) > 1 and runs.get(n, 0) < REPEATS:
-            return MissingRuns(n, REPEATS - runs.get(n, 0), 1)
+            return MissingRuns(n, REPEATS - runs.get(n, 0), 1, 1)
     best = max(sizes, key=lambda size: size.throughput.value).n if len(names) > 1 else 1
     return SizeChoice(best, f"{names[best - 1]} is the fastest of {', '.join(names)}")

@@ -59,6 +59,33 @@ def test_the_largest_efficient_size_is_found_and_the_run_has_it(law: str, sandbo
     assert hpcjobs("wait", submitted["job_id"]).code == 0
 
 
+def test_earlier_runs_tell_the_cheapest_size_in_time_and_what_to_request_next(sandbox: Sandbox, workdir: Path) -> None:
+    find_size("slower_at_3", 0)
+    count = len(hpcjobs("ps", "--all", "--json").json)
+    common = ("--site", "tu-hpc", "-t", "1h", *METRIC, "--json")
+    in_time = hpcjobs("submit", *common, "-N", "auto", "--finish-by", "30m", "law_0.py", "slower_at_3").json
+    assert in_time["size"]["options"] == {"nodes": "1"}
+    assert in_time["size"]["reasons"][0].startswith("the cheapest that ends in time: 1 node")
+    too_large = hpcjobs("submit", *common, "-N", "4", "law_0.py", "slower_at_3").json["job_id"]
+    assert hpcjobs("wait", too_large).code == 0
+    assert len(hpcjobs("ps", "--all", "--json").json) == count + 2
+    (advice,) = hpcjobs("report", "advise", "--site", "tu-hpc", too_large, "--json").json
+    assert [one["value"] for one in advice["advice"] if one["option"] == "--nodes"] == ["2"]
+
+
+@pytest.mark.long
+def test_a_program_without_an_end_is_measured_until_the_time_limit_of_its_trials(
+    sandbox: Sandbox, workdir: Path
+) -> None:
+    Path("endless.py").write_text(PROGRAM.replace("if os", "while os").replace('}")', '}", flush=True)'))
+    answer = hpcjobs("submit", "--site", "tu-hpc", "-N", "auto", "-t", "3h", *METRIC, "--json", "endless.py",
+                     "slower_at_3")  # fmt: skip
+    size = answer.json["size"]
+    assert size["options"] == {"nodes": "2"}
+    assert size["cost_node_s"] >= 3 * 60 * (1 + 2 + 4 + 3)
+    assert hpcjobs("cancel", answer.json["job_id"]).code == 0
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("law", RIGHT)
 def test_the_right_size_is_found_in_ten_of_ten_trials(law: str, sandbox: Sandbox, workdir: Path) -> None:

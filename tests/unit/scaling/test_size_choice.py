@@ -160,6 +160,16 @@ def test_a_size_whose_queue_is_too_long_is_not_chosen_even_if_it_is_faster() -> 
         find(cluster, finish_by=cluster.clock + 3 * HOUR)
 
 
+def test_a_size_in_time_is_taken_where_the_budget_does_not_pay_for_a_cheaper_one() -> None:
+    cluster = Cluster(perfect)
+    answer = find(cluster, finish_by=cluster.clock + 4.1 * HOUR, budget=TrialBudget.parse("0.4"))
+    assert answer.options == {"nodes": "4"}
+    assert "the budget, 0.4 node-hours, is 24m00s" in answer.reasons[0]
+    cluster = Cluster(perfect)
+    with pytest.raises(RequestError, match="the budget"):
+        find(cluster, finish_by=cluster.clock + 4.1 * HOUR, budget=TrialBudget.parse("0.2"))
+
+
 def test_no_size_ends_in_time_where_more_nodes_are_not_faster() -> None:
     cluster = Cluster(slower_at_3)
     with pytest.raises(RequestError, match="more nodes are not faster"):
