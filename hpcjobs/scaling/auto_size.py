@@ -149,12 +149,14 @@ class QueueBench(NamedTuple):
         named = bare.job(options)
         job = bare.job(options, time=slurm_time(limit_s), retries="off", name=f"{named.name}{TRIAL}")
         scheduler, entries = connect(job.scheduler, job.slurm_conf), []
+        self.report(f"{format_count(count, 'trial')} of {describe(options)}, {human_duration(limit_s)} at most each")
         for _ in range(count):
             plan = plan_of(job, run_dir_of(job), made_by=self.made_by)
             folder.create(plan, code_state(Path(job.chdir)))
             entries.append(hand_over(plan, scheduler, refused=folder.remove).entry)
-        ids = ", ".join(entry.job_id for entry in entries)
-        self.report(f"trial of {describe(options)}: job {ids}, {human_duration(limit_s)} at most")
+            if job.scheduler == "local":  # on one machine they would slow each other down
+                self.wait(entries)
+        self.report(f"job {', '.join(entry.job_id for entry in entries)}")
         self.wait(entries)
 
     def wait_s(self, job: Job) -> float | None:

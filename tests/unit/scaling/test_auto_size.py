@@ -82,7 +82,7 @@ def test_the_size_is_measured_once_and_remembered_with_its_reasons() -> None:
 
 def test_an_interrupted_command_goes_on_with_its_trials() -> None:
     process = start(*AUTO, "rate.py")
-    eventually(lambda: len(trials()) == 3)
+    eventually(lambda: len(trials()) > 0)
     process.send_signal(signal.SIGINT)
     interrupted = await_answer(process, timeout_s=300)
     assert interrupted.code == 130
