@@ -28,6 +28,8 @@ _SHARED = (
     "record/state.py",
     "record/text.py",
     "record/values.py",
+    "scheduler_kind.py",
+    "slurm_commands.py",
 )
 """What every packed program may import of hpcjobs besides its own package."""
 

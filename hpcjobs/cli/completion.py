@@ -227,7 +227,7 @@ def _of_associations(site: Site, column: str) -> list[str]:
     """Accounts or QOS of the user, as Slurm's accounting has them; asked for once a day."""
     from hpcjobs.files import cache_dir, write_beside
 
-    if site.scheduler != "slurm":
+    if not site.kind.has_accounting:
         return []
     path = cache_dir() / "completion" / f"{site.name}.{column}"
     if not path.is_file() or time.time() - path.stat().st_mtime > _CACHE_S:
@@ -242,12 +242,12 @@ def _of_associations(site: Site, column: str) -> list[str]:
 def _ask_sacctmgr(site: Site, column: str) -> list[str]:
     from hpcjobs.errors import CommandMissingError
     from hpcjobs.processes.programs import start
+    from hpcjobs.slurm_commands import cluster_env, list_associations
     from hpcjobs.user import user_name
 
-    arguments = ["sacctmgr", "-n", "-P", "show", "associations", f"user={user_name()}", f"format={column}"]
-    env = {"SLURM_CONF": site.slurm_conf} if site.slurm_conf else None
+    argv = list_associations([column], user=user_name())
     try:
-        process = start(arguments, env=env, stdout=PIPE, stderr=DEVNULL)
+        process = start(argv, env=cluster_env(site.slurm_conf), stdout=PIPE, stderr=DEVNULL)
     except CommandMissingError:
         return []
     try:

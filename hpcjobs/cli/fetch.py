@@ -90,7 +90,7 @@ def _target_of_site(site: str | None) -> Target | None:
         known = None if name in (None, "local") else load_site(str(name))
     except HpcJobsError:  # the verb itself reports it
         return None
-    if known is None or known.scheduler != "slurm" or known.login_host is None or known.rehearsal:
+    if known is None or not known.kind.has_nodes or known.login_host is None or known.rehearsal:
         return None
     from hpcjobs.remote.laptop import Target
 

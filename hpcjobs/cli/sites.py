@@ -18,6 +18,7 @@ from hpcjobs.cli.terminal import exit_on_signals, write_document
 from hpcjobs.site import rehearsal
 from hpcjobs.site.models import OF_THE_LOADER, Site
 from hpcjobs.site.yaml_file import Steps, list_origins, read_chain
+from hpcjobs.slurm_commands import cluster_env
 from hpcjobs.units import format_count
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def check(
     from hpcjobs.discovery.trial import run_trials
     from hpcjobs.errors import RequestError
     from hpcjobs.processes.programs import run as run_program
-    from hpcjobs.scheduler.slurm.client import SlurmScheduler
+    from hpcjobs.scheduler.connect import connect
     from hpcjobs.site.library import default_site, load_site
     from hpcjobs.units import walltime_s
 
@@ -88,10 +89,10 @@ def check(
         timeout_s = walltime_s(timeout)
     except ValueError as error:
         raise RequestError(f"--timeout {timeout}: not a time", hint="write 30m or 2h") from error
-    if site.scheduler != "slurm":
+    if not site.kind.has_partitions:
         raise RequestError(f"site {site.name} ({site.path}) has no Slurm to compare it with")
-    runner = partial(run_program, env={"SLURM_CONF": site.slurm_conf}) if site.slurm_conf else run_program
-    findings = compare(site, read_cluster(SlurmScheduler(site.slurm_conf), runner))
+    runner = partial(run_program, env=cluster_env(site.slurm_conf))
+    findings = compare(site, read_cluster(connect("slurm", site.slurm_conf), runner))
     if not run:
         findings += list_untried(site)
     else:
@@ -144,7 +145,7 @@ def init(
     from hpcjobs.discovery.read import read_cluster
     from hpcjobs.discovery.site_file import choose_path, default_name, save_text
     from hpcjobs.discovery.text import write_text
-    from hpcjobs.scheduler.slurm.client import SlurmScheduler
+    from hpcjobs.scheduler.connect import connect
 
     answers = Answers(
         partition=partition, account=account, qos=qos, time=time, mpi=mpi, interface=interface,
@@ -152,7 +153,7 @@ def init(
         container_runtime=container_runtime, scratch=scratch, run_root=run_root, login=login,
     )  # fmt: skip
     path = choose_path(name, file, force=force or dry_run) if name is not None or file is not None else None
-    cluster = read_cluster(SlurmScheduler())
+    cluster = read_cluster(connect("slurm"))
     if path is None:
         path = choose_path(default_name(cluster), None, force=force or dry_run)
     draft = draft_site(path.stem, cluster, answers)

@@ -134,7 +134,7 @@ def _slurm_site(site: str | None) -> Site | None:
     from hpcjobs.run.listing import site_asked
 
     where = site_asked(site)
-    return where if where is not None and where.scheduler == "slurm" else None
+    return where if where is not None and where.kind.runs_steps else None
 
 
 def _watch(

@@ -108,7 +108,7 @@ def _contradictions(site: Site, cloud: Cloud) -> Iterator[_Problem]:
         yield _Problem(
             "cloud", f"the file's name {site.name!r} gives the service account {account!r}, which GCP refuses"
         )
-    if site.scheduler != "slurm":
+    if not site.kind.has_nodes:
         yield _Problem("scheduler", f"a cloud cluster runs slurm, not {site.scheduler}")
     for key, name in (("cloud.machine", cloud.machine), ("cloud.head.machine", cloud.head.machine)):
         yield from _unknown_machine(cloud, key, name)

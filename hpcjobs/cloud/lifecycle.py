@@ -18,6 +18,7 @@ from hpcjobs.cloud.head import HeadNode
 from hpcjobs.cloud.render import default_folder, render, wheel_of, write
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError
 from hpcjobs.files import config_dir, write_beside
+from hpcjobs.slurm_commands import list_queue
 from hpcjobs.units import format_count
 
 _TOP_LEVEL_LOGIN = re.compile(r"(?m)^login:.*$")
@@ -184,7 +185,7 @@ def refuse_while_jobs_run(head: HeadNode) -> None:
     Raises:
         RequestError: jobs are in the queue, or it cannot be read.
     """
-    result = head.run("squeue", "--noheader", "--format=%i_%T_%u_%j")
+    result = head.run(*list_queue(("JobID", "State", "User", "JobName"), "_"))
     if result.code:
         raise RequestError(
             f"the queue cannot be read, so jobs may run: {head.ssh}: {result.err.strip() or result.code}",

@@ -34,7 +34,7 @@ def program_here(site: Site) -> str:
 
 def program_there(site: Site) -> str:
     """The runtime's program for a job: by name on nodes that are not this machine."""
-    here = site.scheduler == "local" or site.rehearsal
+    here = not site.kind.has_nodes or site.rehearsal
     return program_here(site) if here else site.containers.program or site.containers.runtime
 
 

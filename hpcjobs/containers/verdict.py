@@ -17,6 +17,7 @@ from hpcjobs.containers.sif import sha256
 from hpcjobs.errors import CommandMissingError, HpcJobsError
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.site.models import Site
+from hpcjobs.slurm_commands import cluster_env, list_mpi_types
 
 Level = Literal["error", "warning", "good"]
 _TRAINERS_NEED = ("numpy", "psutil")
@@ -128,15 +129,14 @@ def _mpi(facts: ImageFacts, site: Site, runner: Runner) -> Iterator[ImageFinding
     else:
         pmix = f", PMIx {facts.pmix}" if facts.pmix else ""
         yield ImageFinding("good", "mpi", f"{facts.mpi}{pmix} and srun --mpi={site.mpi}")
-    if kind is not None and site.scheduler == "slurm":
+    if kind is not None and site.kind.runs_steps:
         yield from _check_mpi_type(site, runner)
 
 
 def _check_mpi_type(site: Site, runner: Runner) -> Iterator[ImageFinding]:
     """Whether this machine's srun has the type that the site says."""
-    env = {"SLURM_CONF": site.slurm_conf} if site.slurm_conf else None
     try:
-        done = runner(["timeout", "20", "srun", "--mpi=list"], env=env)
+        done = runner(["timeout", "20", *list_mpi_types()], env=cluster_env(site.slurm_conf))
     except CommandMissingError:
         return
     arguments = set(re.findall(r"^\s*(?:srun: )?(\w+)\s*$|(pmix_v\d+)", done.out + done.err, re.MULTILINE))

@@ -6,7 +6,6 @@ import glob
 import itertools
 import os
 import re
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
+from hpcjobs import slurm_commands
 from hpcjobs.diagnosis.log import read_lines
 from hpcjobs.diagnosis.values import Failure, JobFacts, LogLine, StepRecord
 from hpcjobs.errors import CommandMissingError, HpcJobsWarning, SchedulerError, UnknownJobError, reason_of
@@ -28,12 +28,12 @@ from hpcjobs.run.job_files import own_ids, read_json, read_state
 from hpcjobs.run.select import is_own
 from hpcjobs.run.status import statuses
 from hpcjobs.runtime.hostlist import hosts_of
-from hpcjobs.scheduler.base import JobRecord, State
+from hpcjobs.scheduler.base import JobRecord, Scheduler, State
+from hpcjobs.scheduler.connect import connect
 from hpcjobs.scheduler.slurm import fields
-from hpcjobs.scheduler.slurm.client import SlurmScheduler
 from hpcjobs.scheduler.slurm.output_files import accounted_files, files_of_steps, find_script
 from hpcjobs.scheduler.slurm.parse import accounted_reason, parse_scontrol
-from hpcjobs.scheduler.slurm.table import SHOW_JOB, Table, TableRow
+from hpcjobs.scheduler.slurm.table import Table, TableRow
 
 _TABLE = Table(
     (
@@ -99,7 +99,7 @@ def read_account(
         CommandMissingError: Slurm's commands are not on PATH.
     """
     all_shown = {each.job_id: each for each in _read_scontrol(job_id, is_meant, env=env, runner=runner)}
-    answer = runner(_TABLE.sacct("--duplicates", f"--jobs={job_id}"), env=env)
+    answer = runner(slurm_commands.list_accounted(*_TABLE, jobs=[job_id], steps=True, attempts=True), env=env)
     all_accounted = _from_sacct(job_id, list(_TABLE.rows(answer.out)) if answer.code == 0 else [], is_meant)
     known = sorted(
         [*all_shown.values(), *all_accounted.values()], key=lambda each: int(re.split(r"[_+]", each.job_id)[-1])
@@ -120,18 +120,16 @@ def read_account(
 
 def failed_nodes(account: Account, *, env: dict[str, str], runner: Runner = run) -> tuple[str, ...]:
     """Failed nodes of a job, by the accounting's events; without events, nodes that are down or drained now."""
-    names = ",".join(account.nodes)
-    if not names:
+    if not account.nodes:
         return ()
     if account.started is not None:
         # A node may be back in service long before somebody looks.
-        events = ["sacctmgr", "--noheader", "--parsable2", "show", "event", f"nodes={names}"]
-        since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(account.started))
-        answer = runner([*events, f"start={since}", "format=NodeName,State"], env=env)
+        events = slurm_commands.list_node_events(["NodeName", "State"], account.nodes, account.started)
+        answer = runner(events, env=env)
         known = [line.partition("|") for line in answer.out.splitlines()] if answer.code == 0 else []
         if down := tuple(dict.fromkeys(node for node, _, state in known if _BAD_NODE.search(state.upper()))):
             return down
-    answer = runner(["sinfo", "--noheader", "--Node", "--format=%N %T", f"--nodes={names}"], env=env)
+    answer = runner(slurm_commands.list_node_states(account.nodes), env=env)
     rows = (line.split() for line in answer.out.splitlines()) if answer.code == 0 else iter(())
     return tuple(dict.fromkeys(row[0] for row in rows if len(row) == 2 and _BAD_NODE.search(row[1].upper())))
 
@@ -195,7 +193,7 @@ def _memory_step(steps: Iterable[TableRow], limit: int | None) -> StepRecord | N
 def _read_scontrol(
     job_id: str, is_meant: Callable[[JobRecord], bool], *, env: dict[str, str], runner: Runner
 ) -> Iterator[Account]:
-    answer = runner([*SHOW_JOB, job_id], env=env)
+    answer = runner(slurm_commands.show_job(job_id), env=env)
     shown = [line for line in answer.out.splitlines() if "JobState=" in line] if answer.code == 0 else []
     records = [line for line in shown if all(map(is_meant, parse_scontrol(line)))]
     for record in records:
@@ -255,7 +253,7 @@ _RANK_FILE = re.compile(r"(?P<job>.*_)(?P<rank>\d+)_log\.(?:out|err)")
 """How submitit names the files of each rank."""
 
 
-def find_foreign_logs(account: Account, slurm: SlurmScheduler) -> list[LogFile]:
+def find_foreign_logs(account: Account, slurm: Scheduler) -> list[LogFile]:
     """The existing log files: named by scontrol, or by command line and script, or sbatch's default; and the files of
     the script's steps."""
     paths = [Path(log) for log in account.logs] or accounted_files(slurm, account.job_id)
@@ -311,7 +309,7 @@ def gather_entry(entry: Entry, *, log: Path | None = None, runner: Runner = run)
         task = msgspec.structs.replace(entry, task=int(record.job_id.rpartition("_")[2]))
     facts, own = JobFacts(record.job_id, by_hpcjobs=True), record.source in ("job", "local", "nobody")
     account = None
-    if entry.scheduler == "slurm" and not errors and is_reachable(entry) and record.state is not State.PENDING:
+    if entry.kind.has_accounting and not errors and is_reachable(entry) and record.state is not State.PENDING:
         account = _account(entry, record.job_id, runner)
     if account is not None:
         facts = _with_account(facts, account)
@@ -320,7 +318,11 @@ def gather_entry(entry: Entry, *, log: Path | None = None, runner: Runner = run)
         facts = _with_record(facts, record)
     existing = [(path, None) for path in job_logs.paths(task) if path.exists()]
     files = [(log, None)] if log is not None else [*existing, *_files_of_steps(task)]
-    facts = _with_bad_nodes(facts, account, _env(entry.slurm_conf), runner) if account is not None else facts
+    facts = (
+        _with_bad_nodes(facts, account, slurm_commands.question_env(entry.slurm_conf), runner)
+        if account is not None
+        else facts
+    )
     return _subject(record, facts, files)._replace(entry=entry, slurm_conf=entry.slurm_conf)
 
 
@@ -332,7 +334,7 @@ def gather_foreign(
     Raises:
         UnknownJobError: Slurm does not know it either. CommandMissingError: there is no Slurm here.
     """
-    account = read_account(job_id, env=_env(slurm_conf), runner=runner)
+    account = read_account(job_id, env=slurm_commands.question_env(slurm_conf), runner=runner)
     if account is None:
         raise UnknownJobError(
             f"no job {job_id}: hpcjobs has not submitted it, and neither scontrol nor sacct knows it",
@@ -343,8 +345,8 @@ def gather_foreign(
         account.job_id, account.state, account.source, name=account.name, reason=account.reason,
         exit_code=account.exit_code, signal=account.signal, partition=account.partition,
     )  # fmt: skip
-    facts = _with_bad_nodes(facts, account, _env(slurm_conf), runner)
-    slurm = SlurmScheduler(slurm_conf, runner=runner)
+    facts = _with_bad_nodes(facts, account, slurm_commands.question_env(slurm_conf), runner)
+    slurm = connect("slurm", slurm_conf, runner=runner)
     files = [(log, None)] if log is not None else find_foreign_logs(account, slurm)
     subject = _subject(record, facts, files)
     return subject._replace(slurm_conf=slurm_conf)
@@ -361,13 +363,11 @@ def gather_log(log: Path) -> Subject:
 
 def _account(entry: Entry, job_id: str, runner: Runner) -> Account | None:
     try:
-        return read_account(job_id, env=_env(entry.slurm_conf), runner=runner, is_meant=partial(is_ours, entry))
+        return read_account(
+            job_id, env=slurm_commands.question_env(entry.slurm_conf), runner=runner, is_meant=partial(is_ours, entry)
+        )
     except CommandMissingError:
         return None  # the run folder still says much
-
-
-def _env(slurm_conf: str | None) -> dict[str, str]:
-    return {"SLURM_TIME_FORMAT": "%s"} | ({"SLURM_CONF": slurm_conf} if slurm_conf else {})
 
 
 def _with_account(facts: JobFacts, account: Account) -> JobFacts:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from hpcjobs import slurm_commands
 from hpcjobs.diagnosis.placement import Cost, Placement, explain_late_start, place
 from hpcjobs.diagnosis.reasons import Reason, explain_reason
 from hpcjobs.errors import HpcJobsError, RequestError
@@ -22,7 +23,7 @@ from hpcjobs.run.select import is_own
 from hpcjobs.scheduler.base import JobRecord
 from hpcjobs.scheduler.slurm.fields import read_clock_s, read_count, read_shown, read_time
 from hpcjobs.scheduler.slurm.start_estimate import ask_sbatch
-from hpcjobs.scheduler.slurm.table import QUESTION, SEPARATOR
+from hpcjobs.scheduler.slurm.table import Table
 from hpcjobs.site.checks import Moment
 from hpcjobs.site.library import load_site
 from hpcjobs.site.resources import FIELDS, Resources
@@ -83,8 +84,7 @@ def find_sooner_foreign(
     unchanged = ask(own, nodes, int(limit_s))
     if unchanged.start is None:
         return []
-    env = {"SLURM_CONF": slurm_conf} if slurm_conf else None
-    answer = runner(["sinfo", "--noheader", "--format=%R"], env=env)
+    answer = runner(slurm_commands.list_partitions(), env=slurm_commands.cluster_env(slurm_conf))
     partitions = [own, *(name for name in dict.fromkeys(answer.out.split()) if name != own)]
     sizes = [nodes, nodes // 2] if nodes > 1 else [nodes]
     choices = list(product(sizes, _SHARES, partitions))[1 : _LARGEST_SEARCH + 1]  # the first one is the unchanged job
@@ -120,7 +120,7 @@ def _alternatives(job: Job, partitions: list[str]) -> Iterator[JobSpec]:
             yield JobSpec(resources=msgspec.convert(stated, Resources))
 
 
-_COLUMNS = ("%i", "%T", "%Q", "%u", "%D", "%L", "%P")
+_QUEUE = Table(("JobID", "State", "Priority", "User", "NNodes", "TimeLeft", "Partition"))
 
 
 class Ahead(msgspec.Struct, frozen=True):
@@ -168,7 +168,7 @@ def explain_pending(
 ) -> Pending:
     """Explain why the job of ``record`` waits; with ``entry``, the request is known too."""
     reason = explain_reason(record.reason)
-    env = {**QUESTION} | ({"SLURM_CONF": slurm_conf} if slurm_conf else {})
+    env = slurm_commands.question_env(slurm_conf)
     if (record.reason or "").startswith(("ReqNodeNotAvail", "(ReqNodeNotAvail")):
         reason = _with_maintenance(reason, env, runner)
     job_id = record.job_id.split("_")[0]
@@ -212,7 +212,7 @@ def _remark_on_start(record: JobRecord, shown: Mapping[str, str], env: dict[str,
 
 def _with_maintenance(reason: Reason, env: dict[str, str], runner: Runner) -> Reason:
     """The reason with the next maintenance, where one is to come, and the longest time limit that ends before it."""
-    answer = runner(["scontrol", "--oneliner", "show", "reservation"], env=env)
+    answer = runner(slurm_commands.show_reservations(), env=env)
     shown = [read_shown(line) for line in answer.out.splitlines()] if answer.code == 0 else []
     begins = {
         begin: each.get("ReservationName", "")
@@ -237,20 +237,24 @@ def _options(row: Placement) -> str:
 
 
 def _show(job_id: str, env: dict[str, str], runner: Runner) -> dict[str, str]:
-    answer = runner(["scontrol", "--all", "--oneliner", "show", "job", job_id], env=env)
+    answer = runner(slurm_commands.show_job(job_id), env=env)
     line = answer.out.splitlines()[0] if answer.code == 0 and answer.out else ""
     return read_shown(line)
 
 
 def _queue(partition: str | None, env: dict[str, str], runner: Runner) -> Iterator[Ahead]:
     """Visible jobs of the partition: sites can hide jobs of other users."""
-    argv = ["squeue", "--all", "--noheader", "--states=PENDING,RUNNING", f"--format={SEPARATOR.join(_COLUMNS)}"]
-    answer = runner([*argv, f"--partition={partition}"] if partition else argv, env=env)
-    for line in answer.out.splitlines() if answer.code == 0 else ():
-        row = [value.strip() for value in line.split(SEPARATOR)]
-        if len(row) == len(_COLUMNS):
-            job_id, state, priority, user, nodes, left, _ = row
-            yield Ahead(job_id, state, user, read_count(nodes), read_count(priority), read_clock_s(left))
+    argv = slurm_commands.list_queue(*_QUEUE, states=("PENDING", "RUNNING"), partition=partition)
+    answer = runner(argv, env=env)
+    for row in _QUEUE.rows(answer.out) if answer.code == 0 else ():
+        yield Ahead(
+            row.raw("JobID"),
+            row.raw("State"),
+            row.raw("User"),
+            nodes=row.count("NNodes"),
+            priority=row.count("Priority"),
+            time_left_s=row.clock_s("TimeLeft"),
+        )
 
 
 def _is_before(job: Ahead, priority: int | None, job_id: str) -> bool:

@@ -14,10 +14,13 @@ from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Job, JobSpec, Layer
 from hpcjobs.job.plan import resolve_request
 from hpcjobs.processes.programs import Runner, run
-from hpcjobs.scheduler.slurm.start_estimate import Estimate, count_idle_nodes, estimate_start, find_host_problem
+from hpcjobs.scheduler.base import Estimate
+from hpcjobs.scheduler.connect import connect
+from hpcjobs.scheduler.slurm.start_estimate import count_idle_nodes
 from hpcjobs.site.checks import Moment
 from hpcjobs.site.library import find_default_site
 from hpcjobs.site.models import Partition, Site
+from hpcjobs.slurm_commands import cluster_env
 
 _SOON_S = 600.0
 """An estimate within this time is not explained: Slurm's own scheduling takes minutes."""
@@ -85,13 +88,11 @@ def find_placements(
 def place(job: Job, site: Site, *, runner: Runner = run) -> Placement:
     """When a job that fits its site would start there, and its cost."""
     estimate, remark = Estimate(), None
-    if job.scheduler == "slurm":
+    if job.kind.takes_sbatch_options:
         if can_ask(site):
-            estimate = estimate_start(job, runner=runner)
-            if "denied" in (estimate.refusal or "") and (problem := find_host_problem(job, runner=runner)) is not None:
-                estimate = Estimate(refusal=f"{estimate.refusal} ({problem})")
+            estimate = connect(job.scheduler, job.slurm_conf, runner=runner).estimate(job)
             without = None if estimate.start or estimate.refusal else "Slurm has no estimate"
-            env = {"SLURM_CONF": job.slurm_conf} if job.slurm_conf else None
+            env = cluster_env(job.slurm_conf)
             late = explain_late_start(
                 estimate.start, job.nodes + job.spare, job.resources.partition or None, env=env, runner=runner
             )
@@ -137,7 +138,7 @@ def can_ask(site: Site) -> bool:
 
 def _on_site(request: JobSpec, site: Site, spec: Sequence[Layer] | Path, runner: Runner) -> Iterator[Placement]:
     named = request.resources.partition
-    partitions = [named] if isinstance(named, str) else list(site.partitions) if site.scheduler == "slurm" else [None]
+    partitions = [named] if isinstance(named, str) else list(site.partitions) if site.kind.has_partitions else [None]
     for partition in partitions:
         options = {} if partition is None else {"partition": partition}
         try:

@@ -8,24 +8,8 @@ from hpcjobs.discovery.facts import Association, Qos
 from hpcjobs.discovery.slurm_config import read_limit, split_list
 from hpcjobs.scheduler.slurm.table import TableRow
 
-_SACCTMGR = ("sacctmgr", "--noheader", "--parsable2", "show")
-_ASSOCIATION = ("Cluster", "Account", "Partition", "QOS", "DefaultQOS", "MaxSubmitJobs")
-_QOS = ("Name", "MaxWall", "MaxSubmitJobsPerUser")
-
-
-def associations_command(user: str) -> list[str]:
-    """The command that asks for the user's associations."""
-    return [*_SACCTMGR, "associations", f"user={user}", f"format={','.join(_ASSOCIATION)}"]
-
-
-def default_account_command(user: str) -> list[str]:
-    """The command that asks for the account of jobs that name none."""
-    return [*_SACCTMGR, "user", user, "format=DefaultAccount"]
-
-
-def qos_command() -> list[str]:
-    """The command that asks for every QOS and its limits."""
-    return [*_SACCTMGR, "qos", f"format={','.join(_QOS)}"]
+ASSOCIATION = ("Cluster", "Account", "Partition", "QOS", "DefaultQOS", "MaxSubmitJobs")
+QOS = ("Name", "MaxWall", "MaxSubmitJobsPerUser")
 
 
 def parse_associations(out: str, cluster: str | None) -> tuple[Association, ...]:
@@ -38,7 +22,7 @@ def parse_associations(out: str, cluster: str | None) -> tuple[Association, ...]
             default_qos=row.name("DefaultQOS"),
             max_submit_jobs=row.count("MaxSubmitJobs"),
         )
-        for row in _rows(out, _ASSOCIATION)
+        for row in _rows(out, ASSOCIATION)
         if row.raw("Account") and cluster in (None, row.raw("Cluster"))
     )
 
@@ -47,7 +31,7 @@ def parse_qos(out: str) -> tuple[Qos, ...]:
     """Every QOS with its longest time and its jobs per user."""
     return tuple(
         Qos(name, read_limit(row.name("MaxWall"), f"MaxWall of QOS {name}"), row.count("MaxSubmitJobsPerUser"))
-        for row in _rows(out, _QOS)
+        for row in _rows(out, QOS)
         if (name := row.raw("Name"))
     )
 

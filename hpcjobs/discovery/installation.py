@@ -9,12 +9,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from hpcjobs import __version__
+from hpcjobs import __version__, slurm_commands
 from hpcjobs.errors import HpcJobsError, reason_of
 from hpcjobs.files import cache_dir, config_dir, state_dir
 from hpcjobs.job.script import locate_run_root
@@ -27,9 +27,9 @@ from hpcjobs.user import user_name
 _PACKAGES = ("typer", "jinja2", "msgspec", "submitit", "pyyaml", "rich")
 _OPTIONAL = ("torch", "lightning", "horovod", "pandas", "textual", "jupyterlab", "hydra-core")
 _QUESTIONS = (
-    ("Slurm", ("scontrol", "--version")),
-    ("controller", ("scontrol", "ping")),
-    ("accounting", ("sacctmgr", "--noheader", "--parsable2", "show", "cluster", "format=cluster")),
+    ("Slurm", slurm_commands.show_version()),
+    ("controller", slurm_commands.ping_controller()),
+    ("accounting", slurm_commands.list_clusters()),
 )
 _LEAST_FREE_BYTES = 1 << 30
 _CLOCKS_DIFFER_S = 5.0
@@ -67,7 +67,7 @@ def examine(name: str | None = None, *, run_job: bool = False, runner: Runner = 
         yield InstallationFinding("site", "wrong", error.message)
         return
     yield InstallationFinding("site", "ok", f"{site.name}, scheduler {site.scheduler}, {site.path}")
-    if site.scheduler == "slurm":
+    if site.kind.has_nodes:
         yield from (_ask(subject, argv, site, runner) for subject, argv in _QUESTIONS)
     yield _find_containers(site, runner)
     yield from _check_folders(site)
@@ -96,10 +96,10 @@ def _version(name: str) -> str:
         return "-"
 
 
-def _ask(subject: str, argv: tuple[str, ...], site: Site, runner: Runner) -> InstallationFinding:
+def _ask(subject: str, argv: Sequence[str], site: Site, runner: Runner) -> InstallationFinding:
     began = time.monotonic()
     try:
-        done = runner(argv, env={"SLURM_CONF": site.slurm_conf} if site.slurm_conf else None)
+        done = runner(argv, env=slurm_commands.cluster_env(site.slurm_conf))
     except HpcJobsError as error:
         return InstallationFinding(subject, "wrong", error.message)
     text = "; ".join((done.out if done.code == 0 else done.err or done.out).split("\n")).strip("; ")
@@ -152,7 +152,7 @@ def _look_on_node(site: Site) -> InstallationFinding:
     from hpcjobs.job.plan import plan
     from hpcjobs.run.submit import submit
 
-    python = "python" if site.scheduler == "slurm" else sys.executable
+    python = "python" if site.kind.has_nodes else sys.executable
     began = time.time()
     job = submit(plan([python, "-c", _ON_NODE], site.path, name="doctor", time="5m"))
     code = job.wait()

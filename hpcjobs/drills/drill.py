@@ -19,6 +19,7 @@ from hpcjobs.record.names import CONTROL, MANIFEST, STATE
 from hpcjobs.record.state import read_state_file
 from hpcjobs.run.handle import JobHandle
 from hpcjobs.runtime.hostlist import hosts_of
+from hpcjobs.scheduler.connect import connect
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Site
 
@@ -79,7 +80,7 @@ def drill(
     if fault not in FAULTS:
         raise RequestError(f"no fault {fault!r}", hint=", ".join(FAULTS))
     where = load_site(site or default_site())
-    if by is not None and (fault != "preempt" or where.scheduler != "slurm"):
+    if by is not None and (fault != "preempt" or not where.kind.has_partitions):
         raise RequestError(f"--by {by}: only preempt, on a site with Slurm, is done by a job of another partition")
     chosen_options: dict[str, object] = {**LAYOUT[where.scheduler], **(options or {})}
     chosen, arguments = FAULTS[fault], tuple(program) or (*PROGRAM, "--steps", STEPS_OF.get(fault, "300"))
@@ -145,8 +146,15 @@ def _target(job: JobHandle) -> DrillTarget:
     state = read_state_file(job.run_dir / STATE)
     manifest = json.loads((job.run_dir / MANIFEST).read_text(encoding="utf-8"))["job"]
     nodes = hosts_of(state.nodes or "")
-    ranks, slurm = len(nodes) * manifest["ntasks_per_node"], job.entry.scheduler == "slurm"
-    return DrillTarget(job.id, nodes, ranks, slurm, job.entry.slurm_conf)
+    entry = job.entry
+    return DrillTarget(
+        job.id,
+        nodes,
+        ranks=len(nodes) * manifest["ntasks_per_node"],
+        scheduler=connect(entry.scheduler, entry.slurm_conf),
+        has_steps=entry.kind.runs_steps,
+        slurm_conf=entry.slurm_conf,
+    )
 
 
 def _judge(

@@ -9,7 +9,9 @@ import hpcjobs
 from hpcjobs.errors import HpcJobsError
 from hpcjobs.job.models import JobSpec
 from hpcjobs.processes.programs import run
+from hpcjobs.scheduler.base import Scheduler
 from hpcjobs.site.models import Resources, Site
+from hpcjobs.slurm_commands import cluster_env
 
 # Run on a node. $1: the job's id; $2: the rank, which is in the environment of the program and of what it started,
 # and of nothing else; without it any rank.
@@ -28,8 +30,9 @@ class DrillTarget(NamedTuple):
     job_id: str
     nodes: Sequence[str]
     ranks: int
-    slurm: bool
-    """False: its ranks are on this machine."""
+    scheduler: Scheduler
+    has_steps: bool
+    """Whether signals reach its ranks by the scheduler."""
     slurm_conf: str | None
 
 
@@ -47,7 +50,7 @@ class Fault(NamedTuple):
 
 
 def _do(target: DrillTarget, *argv: str) -> None:
-    done = run(argv, env={"SLURM_CONF": target.slurm_conf} if target.slurm_conf else None)
+    done = run(argv, env=cluster_env(target.slurm_conf))
     if done.code != 0:
         output = (done.err or done.out).strip() or "no process of it was found"
         raise HpcJobsError(
@@ -57,14 +60,13 @@ def _do(target: DrillTarget, *argv: str) -> None:
 
 
 def _on_node(target: DrillTarget, node: str, script: str, *arguments: str) -> None:
-    step = ("srun", f"--jobid={target.job_id}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--mem=0")
-    there = (*step, "--mpi=none") if target.slurm else ()
+    there = target.scheduler.step(target.job_id, [node], "--mem=0")
     _do(target, *there, "sh", "-c", script, "sh", target.job_id, *arguments)
 
 
 def _tell(target: DrillTarget) -> None:
-    if target.slurm:
-        _do(target, "scancel", "--signal=TERM", target.job_id)
+    if target.has_steps:
+        target.scheduler.signal([target.job_id], "TERM", batch_script=False)
     else:
         _on_node(target, target.nodes[0], _TELL)
 

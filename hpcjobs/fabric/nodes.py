@@ -22,6 +22,7 @@ from typing import IO, Any
 from hpcjobs.processes.modules import own_module_words
 from hpcjobs.processes.start import start
 from hpcjobs.runtime.pmix import FENCES
+from hpcjobs.slurm_commands import start_on
 
 _LEAVE_S = 5.0
 
@@ -41,10 +42,9 @@ class HostGroup:
         """Before a command that is to run once on each of ``hosts``."""
         if not self.srun:
             return []
-        command = ["srun", f"--nodes={len(hosts)}", f"--ntasks={len(hosts)}", "--ntasks-per-node=1"]
-        command += [f"--nodelist={','.join(hosts)}", "--kill-on-bad-exit=1"]
-        command += [f"--cpus-per-task={self.cpus_per_task}"] if self.cpus_per_task is not None else []
-        return [*command, *([f"--mpi={mpi}"] if mpi is not None else [])]
+        options = ["--kill-on-bad-exit=1"]
+        options += [f"--cpus-per-task={self.cpus_per_task}"] if self.cpus_per_task is not None else []
+        return start_on(hosts, *options, *([f"--mpi={mpi}"] if mpi is not None else []))
 
     def module(self, hosts: Sequence[str], name: str, *arguments: str, mpi: str | None) -> list[str]:
         """The command that runs a Python module once on each of ``hosts``."""

@@ -230,7 +230,7 @@ def check_srun(job: Job) -> None:
     Raises:
         RequestError: there are some.
     """
-    if job.srun and job.scheduler == "slurm" and launch(job).command[0] != "srun":
+    if job.srun and job.kind.runs_steps and launch(job).command[0] != "srun":
         source = job.sources.get("srun", f"site {job.site}")
         raise RequestError(
             f"srun {', '.join(job.srun)} ({source}): launcher {job.launcher} starts the tasks without srun"
@@ -343,12 +343,12 @@ def check_batch(spec: JobSpec, sources: Mapping[str, str], site: Site) -> None:
     Raises:
         RequestError: names the option.
     """
-    if site.scheduler != "slurm" and spec.wrap is not None:
+    if not site.kind.takes_sbatch_options and spec.wrap is not None:
         raise RequestError(
             f"--wrap: site {site.name} ({site.path}) has no Slurm to run a script",
             hint="in place of it submit the command: bash -c 'COMMAND'",
         )
-    if site.scheduler != "slurm":
+    if not site.kind.takes_sbatch_options:
         raise RequestError(
             f"batch script: site {site.name} ({site.path}) has no Slurm to run it",
             hint="--site names a cluster; --launcher spawn runs the script here, as any program",

@@ -44,8 +44,8 @@ def resolve_container(
             f"container {request.name!r} ({request.source}): no path of an image holds control characters"
         )
     _check_launcher(launcher, site)
-    if request.stage and (site.scheduler == "local" or containers.runtime == "pyxis"):
-        why = "is one machine" if site.scheduler == "local" else "has pyxis, which keeps its own copies"
+    if request.stage and (not site.kind.has_nodes or containers.runtime == "pyxis"):
+        why = "has pyxis, which keeps its own copies" if site.kind.has_nodes else "is one machine"
         raise RequestError(f"--stage-image: site {site.name} ({site.path}) {why}", hint="leave it out")
     gpu = containers.gpu or ("nv" if gpus else "none")
     return Inside(

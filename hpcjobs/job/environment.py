@@ -14,6 +14,7 @@ from hpcjobs.job.launch import Raw
 from hpcjobs.job.models import Inside, Job
 from hpcjobs.runtime.exits import ExitCode
 from hpcjobs.site.models import Environment, Site
+from hpcjobs.slurm_commands import HOST_NAMES
 
 OTHER_ENVIRONMENTS = "`environment` (venv or conda), `modules` or `python` of the site file"
 """How a user names the Python of the jobs, for messages."""
@@ -41,7 +42,7 @@ def choose_node_python(site: Site) -> str:
     """The Python of a node that needs neither modules nor an activated environment."""
     if site.node_python is not None:
         return site.node_python
-    if site.scheduler == "local":
+    if not site.kind.has_nodes:
         return sys.executable
     environment = site.environment.venv or site.environment.conda
     named = site.python if site.python is not None or environment is None else f"{environment}/bin/python"
@@ -170,8 +171,8 @@ def omp_threads(job: Job) -> int:
 def export_lines(job: Job, *, launched_by: str) -> Iterator[str]:
     """The lines, in order; the job's own variables come last and win."""
     q = shlex.quote
-    if job.scheduler == "slurm":
-        first = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+    if job.kind.has_nodes:
+        first = f"$({HOST_NAMES} | head -n 1)"
         nodes = "$SLURM_JOB_NUM_NODES"
         yield f"MASTER_ADDR={first}{q(job.address_suffix) if job.address_suffix else ''}"
     else:

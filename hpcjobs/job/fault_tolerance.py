@@ -183,7 +183,7 @@ def mail_options(spec: JobSpec, site: Site) -> dict[str, str]:
     addresses = [arg.partition(":")[2] for arg in spec.notify if arg.partition(":")[0] == "mail"]
     if not addresses:
         return {}
-    if site.scheduler != "slurm":
+    if not site.kind.takes_sbatch_options:
         raise RequestError(
             f"--notify mail: site {site.name} has no Slurm that sends it",
             hint="--notify 'command:mail -s \"$HPCJOBS_TEXT\" ME </dev/null' uses this machine's own",
@@ -195,7 +195,7 @@ def mail_options(spec: JobSpec, site: Site) -> dict[str, str]:
 def complete_address(values: Values, site: Site) -> None:
     """Have Slurm's mail go to the site's ``mail_domain`` where the job names none."""
     address = values["mail_user"]
-    if site.mail_domain is None or site.scheduler != "slurm" or "@" in (address or ""):
+    if site.mail_domain is None or not site.kind.takes_sbatch_options or "@" in (address or ""):
         return
     if values["mail_type"] not in (None, "NONE"):
         source = values.sources.get("mail_user", f"site {site.name}: mail_domain")

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from hpcjobs import slurm_commands
 from hpcjobs.job.layout import srun_options
 from hpcjobs.job.models import Job
 from hpcjobs.processes.modules import LEAVE_FOLDER, module_words, own_module_words
@@ -97,7 +98,7 @@ def one_task_per_rank(job: Job) -> tuple[str, ...]:
     """The whole command: ``srun``, ``rank.sh``, the program."""
     args = srun_args(job, tasks_per_node=job.ntasks_per_node, cpus_per_task=job.resources.cpus_per_task or None)
     label = ("--label",) if job.ntasks > 1 else ()
-    return ("srun", *args, *label, *task(job), *entering(job), *job.argv)
+    return tuple(slurm_commands.start_step([*args, *label], [*task(job), *entering(job), *job.argv]))
 
 
 _FORWARDED = ("MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -164,7 +165,7 @@ def torchrun(job: Job) -> Launch:
     least = f"{job.min_nodes}:" if job.min_nodes else ""
     agent = (
         *("bash", Raw('"$_hj_shell/agent.sh"')),
-        *((f"--address-suffix={job.address_suffix}",) if job.scheduler == "slurm" and job.address_suffix else ()),
+        *((f"--address-suffix={job.address_suffix}",) if job.kind.has_nodes and job.address_suffix else ()),
         *((f"--numa-binding={numa}",) if (numa := job.affinity.numa_binding or "none") != "none" else ()),
         *entering(job),
         *(job.python, *module_words("torch.distributed.run")),
@@ -178,11 +179,11 @@ def torchrun(job: Job) -> Launch:
     )
     before = (QUIET, STORE_OF_RANK_0) if job.retries else (QUIET,)
     start = (*agent, *task(job, label=job.ntasks > 1, agents=True), *job.argv)
-    if job.scheduler == "local":
+    if not job.kind.runs_steps:
         return Launch(command=start, before=before)
     cpus = (job.resources.cpus_per_task or 1) * job.ntasks_per_node
     args = srun_args(job, tasks_per_node=1, cpus_per_task=cpus)
-    return Launch(command=("srun", *args, *start), before=before)
+    return Launch(command=tuple(slurm_commands.start_step(args, start)), before=before)
 
 
 def children(job: Job) -> tuple[str, ...]:
@@ -229,7 +230,7 @@ def mpirun(job: Job) -> Launch:
     ]
     # From Slurm 23.11 on the srun by which mpirun starts a daemon would read them, and give all ranks of a further node
     # the cores and GPUs of one task.
-    whole_nodes = ("unset SLURM_CPUS_PER_TASK SLURM_TRES_PER_TASK",) if job.scheduler == "slurm" else ()
+    whole_nodes = ("unset SLURM_CPUS_PER_TASK SLURM_TRES_PER_TASK",) if job.kind.runs_steps else ()
     return Launch(
         command=(*tokens, *task(job, label=job.ntasks > 1), *entering(job), *job.argv),
         before=(*_BEFORE, *whole_nodes, *open_mpi_network(job), *_forward(job)),
@@ -238,7 +239,7 @@ def mpirun(job: Job) -> Launch:
 
 def _hosts(job: Job) -> tuple[str, ...]:
     """Slots by host, where no scheduler tells mpirun what it has."""
-    if job.scheduler == "slurm":
+    if job.kind.has_nodes:
         return ()
     named = job.hosts or ("localhost",)
     return ("--host", ",".join(f"{host}:{job.ntasks_per_node}" for host in named))
@@ -256,7 +257,7 @@ def _forward(job: Job) -> tuple[str, ...]:
 
 def open_mpi_network(job: Job) -> tuple[str, ...]:
     """Open MPI's TCP keeps to the fast network; a virtual bridge it would try otherwise can hang a job."""
-    if job.interface is None or (job.nodes == 1 and job.scheduler == "local"):
+    if job.interface is None or (job.nodes == 1 and not job.kind.has_nodes):
         return ()
     return (f"export OMPI_MCA_btl_tcp_if_include={job.interface}",)
 
@@ -274,14 +275,14 @@ server.serve_forever()"""
 
 def horovod_gloo(job: Job) -> Launch:
     """Plain ``srun`` (or, on one machine, ``spawn``): the script keeps the addresses until all ranks have them."""
-    command = children(job) if job.scheduler == "local" else one_task_per_rank(job)
+    command = one_task_per_rank(job) if job.kind.runs_steps else children(job)
     return Launch(command=command, before=_rendezvous(job))
 
 
 def _rendezvous(job: Job) -> tuple[str, ...]:
     """Start Horovod's own server, which says its port once it listens, and publish where it is."""
     per_node = job.ntasks_per_node
-    names = "echo localhost" if job.scheduler == "local" else 'scontrol show hostnames "$SLURM_JOB_NODELIST"'
+    names = slurm_commands.HOST_NAMES if job.kind.has_nodes else "echo localhost"
     interface = f" HOROVOD_GLOO_IFACE={shlex.quote(job.interface)}" if job.interface else ""
     # The node of this script need not be one of those that the job runs on, where there were spare ones.
     here = f"$SLURMD_NODENAME{job.address_suffix}" if job.spare else "$MASTER_ADDR"
@@ -310,9 +311,9 @@ def horovodrun(job: Job) -> Launch:
     interface = ("--network-interfaces", job.interface) if job.interface and job.nodes > 1 else ()
     hosts: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
-    if job.scheduler == "slurm":
+    if job.kind.has_nodes:
         suffix = f"sed 's/$/:{job.ntasks_per_node}/' | paste -sd,"
-        before = (f'_hj_hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | {suffix})',)
+        before = (f"_hj_hosts=$({slurm_commands.HOST_NAMES} | {suffix})",)
         hosts = ("-H", Raw('"$_hj_hosts"'))
     elif job.hosts:
         hosts = ("-H", ",".join(f"{host}:{job.ntasks_per_node}" for host in job.hosts))

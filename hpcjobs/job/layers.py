@@ -138,7 +138,7 @@ def merge_resources(layers: Sequence[Layer], site: Site, *, batch: bool = False)
         return values
     where = f"site {site.name}"
     stated = [(where, site.defaults), *((layer.source, layer.spec.resources) for layer in layers)]
-    if site.scheduler == "slurm" and not site.chooses_partition:
+    if site.kind.has_partitions and not site.chooses_partition:
         values.set("partition", site.default_partition, where)
     for source, resources in stated:
         if resources.partition is not UNSET:
@@ -153,7 +153,7 @@ def merge_resources(layers: Sequence[Layer], site: Site, *, batch: bool = False)
     if named:
         values.clear(*(field for field in _PER_NODE if field == "nodes" or "ntasks" in named))
     names_nodes = any(isinstance(value, str) for request in requests for value in (request.nodelist, request.nodefile))
-    if site.scheduler == "slurm" and names_nodes:
+    if site.kind.has_nodes and names_nodes:
         values.clear("nodes")
     for source, resources in stated[1:]:
         values.add(resources, source)
@@ -174,7 +174,7 @@ def named_partitions(values: Values, site: Site) -> dict[str, Partition]:
     Raises:
         RequestError: the site has no partition of that name.
     """
-    text = values["partition"] or (site.default_partition if site.scheduler == "local" else None)
+    text = values["partition"] or (None if site.kind.has_partitions else site.default_partition)
     if text is None or not site.partitions:
         return {}
     names = text.split(",")

@@ -60,7 +60,7 @@ def choose_affinity(site: Site, values: Values, *, launcher: str) -> tuple[Affin
     - no binding of GPUs: ranks that see all of a node's GPUs reach each other's memory, and each takes its own;
     - the NUMA node of its GPU for each rank of torchrun, where all cores of the node are the job's.
     """
-    gpus, slurm = values["gpus_per_node"] or 0, site.scheduler == "slurm"
+    gpus, slurm = values["gpus_per_node"] or 0, site.kind.runs_steps
     gpu_count = int(str(gpus).rpartition(":")[2])
     defaults: dict[str, tuple[str, str]] = {}
     if slurm and gpu_count:

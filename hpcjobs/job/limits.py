@@ -182,7 +182,7 @@ def check_limits(job: Job, site: Site, partitions: Mapping[str, Partition]) -> N
             what is allowed, and the file that says so.
     """
     problems = [*_request_problems(job), *_license_problems(job, site)]
-    if job.scheduler == "slurm":
+    if job.kind.takes_sbatch_options:
         problems += _missing(job, site.required, f"site {site.name}")
     unfit = [_problems_in(job, site, name, partition) for name, partition in partitions.items()]
     if not unfit:
@@ -219,7 +219,7 @@ def _where_it_fits(job: Job, site: Site, partitions: Mapping[str, Partition]) ->
 
 
 def _request_problems(job: Job) -> Iterator[str]:
-    if job.scheduler == "local":
+    if not job.kind.has_nodes:
         yield from _host_problems(job)
     limit_s = job.time_limit_s
     if job.signal_before_s and limit_s is not None and job.signal_before_s >= limit_s:
@@ -255,7 +255,7 @@ def _missing(job: Job, required: Sequence[str], where: str) -> Iterator[str]:
 
 def _license_problems(job: Job, site: Site) -> Iterator[str]:
     """Licences as ``a:2,b`` or ``a:2|b`` asks for them; each of several alternatives must exist."""
-    if not site.licenses or not job.resources.licenses or job.scheduler == "local":
+    if not site.licenses or not job.resources.licenses or not job.kind.takes_sbatch_options:
         return
     for part in re.split(r"[,;|]", job.resources.licenses):
         name, count = re.fullmatch(r"(.*?)(?:[:*](\d+))?", part.strip(), re.S).groups()  # type: ignore[union-attr]
@@ -318,7 +318,9 @@ def with_policies(job: Job) -> Job:
         RequestError: one line per rule that is broken, each with what was requested, where that was said, and the file
             and line of the rule.
     """
-    clusters = find_clusters(job.sbatch, job.slurm_conf) if job.scheduler == "slurm" and list_centre_files() else ()
+    clusters = (
+        find_clusters(job.sbatch, job.slurm_conf) if job.kind.takes_sbatch_options and list_centre_files() else ()
+    )
     policies = policies_of_job(job.site, clusters, paths={applied.path for applied in job.policies})
     _refuse("the job", [(applied, problem) for applied in policies for problem in _problems(job, applied)])
     return replace(job, policies=policies)
@@ -362,7 +364,7 @@ def _problems(job: Job, applied: AppliedPolicy) -> Iterator[Problem]:
 
 
 def _partition_problems(job: Job, policy: Policy) -> Iterator[Problem]:
-    if policy.partitions is None or job.scheduler == "local":
+    if policy.partitions is None or not job.kind.has_partitions:
         return
     names = [name for name in (job.resources.partition or "").split(",") if name]
     if not names or not {*names} <= {*policy.partitions}:

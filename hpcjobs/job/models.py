@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
+from hpcjobs.scheduler_kind import SchedulerKind, find_kind
 from hpcjobs.site.checks import check_duration, check_job_name
 from hpcjobs.site.figures import Figure, check_figures, check_metrics
 from hpcjobs.site.models import (
@@ -227,6 +228,11 @@ class Job(Frozen, frozen=True):
     """Options of ``notify.sh``, which reports the job's end; empty: nothing does."""
     layers: tuple[Layer, ...] = ()
     """What was requested, layer by layer, so that it can be requested again with changes."""
+
+    @property
+    def kind(self) -> SchedulerKind:
+        """What its scheduler can do."""
+        return find_kind(self.scheduler)
 
     @property
     def batch_script(self) -> bytes | None:

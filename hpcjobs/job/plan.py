@@ -16,6 +16,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from hpcjobs import slurm_commands
 from hpcjobs.data import data_folder
 from hpcjobs.errors import HpcJobsWarning, RequestError
 from hpcjobs.files import file_name
@@ -116,7 +117,7 @@ def resolve_request(
         layers.append(Layer("flag", checked_spec(request)))
         request = ()
     layers.append(Layer("flag", make_spec(request, options)))
-    slurm = where.scheduler == "slurm"
+    slurm = where.kind.takes_sbatch_options
     settings = user_settings(os.environ, command=settings_of, rehearsal=where.rehearsal) if slurm else ()
     return resolve([*batch_layers(layers), *settings, *layers], where, avoid=avoided_on(where.name) if slurm else {})
 
@@ -158,7 +159,7 @@ def run_dir_of(job: Job) -> Path:
 
 def _command(job: Job, run_dir: Path) -> tuple[str, ...]:
     script = str(run_dir / "job.sh")
-    return ("sbatch", "--parsable", script) if job.scheduler == "slurm" else ("bash", script)
+    return tuple(slurm_commands.submit(script)) if job.kind.takes_sbatch_options else ("bash", script)
 
 
 _LAUNCHERS = frozenset(("srun", "salloc", "sbatch", "mpirun", "mpiexec", "torchrun", "accelerate", "deepspeed"))
@@ -174,7 +175,9 @@ _OF_MANY = frozenset(
 
 def notes(job: Job) -> Iterator[str]:
     """One line each: options without effect, nodes left out, a template in a shipped one's place, a missing command."""
-    if job.scheduler == "local" and (without_effect := [job.describe_option(field) for field in _unused_locally(job)]):
+    if not job.kind.takes_sbatch_options and (
+        without_effect := [job.describe_option(field) for field in _unused_locally(job)]
+    ):
         yield f"{', '.join(without_effect)}: no effect on site {job.site}, which is this machine alone"
     yield from job.messages
     for node, why in job.left_out.items():

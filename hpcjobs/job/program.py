@@ -115,7 +115,7 @@ def check_program(program: Sequence[str], site: Site, *, python: str, chdir: Pat
     first, *arguments = program
     if (trainer := first.removeprefix(TRAINER_MODULE)) in trainers():
         check_trainer(trainer, arguments)
-    elif site.scheduler == "local" and not (in_image or site.modules or site.setup or "PATH" in site.env):
+    elif not site.kind.has_nodes and not (in_image or site.modules or site.setup or "PATH" in site.env):
         _check_existence(first, python=python, chdir=chdir)
 
 

@@ -126,7 +126,7 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
         mpi=site.mpi,
         affinity=affinity,
         hosts=hosts,
-        interface=site.interface or ("lo" if site.scheduler == "local" and not hosts else None),
+        interface=site.interface or ("lo" if not site.kind.has_nodes and not hosts else None),
         address_suffix=site.address_suffix,
         prologue=prologue(site, environment=inside is None),
         env=site.env | spec.env,
@@ -197,12 +197,12 @@ def _resolve_values(
     """
     values = merge_resources(layers, site, batch=batch)
     partitions = {} if batch else named_partitions(values, site)
-    if site.scheduler == "slurm":
+    if site.kind.may_requeue:
         values.default("open_mode", "append", "default: a requeued job keeps its log")
     if batch:
         read_gpu_model(values, "gpus_per_node")
         return values, partitions
-    one_machine = site.scheduler == "local"
+    one_machine = not site.kind.has_nodes
     if site.chooses_partition and not partitions:
         partitions = dict(site.partitions)
     lay_out(values, _typical(values, partitions), one_machine=one_machine, spare=spec.spare or 0)
@@ -238,7 +238,7 @@ def _preflight(spec: JobSpec, site: Site, values: Values, *, python: str, launch
     """The command that checks the nodes, where a preflight is requested."""
     if not (spec.preflight or spec.spare):
         return ()
-    if site.scheduler == "local":
+    if not site.kind.has_nodes:
         raise RequestError(f"site {site.name} ({site.path}) is one machine", hint="leave --preflight and --spare out")
     nodes = values["nodes"] if spec.spare else None
     cpus = values["cpus_per_task"]
@@ -286,7 +286,7 @@ def _leave_out(
 
 def _hosts(values: Values, site: Site) -> tuple[str, ...]:
     """The first of the hosts named for a site that has no scheduler to ask."""
-    if site.scheduler != "local":
+    if site.kind.has_nodes:
         return ()
     try:
         return tuple(hosts_of(values["nodelist"] or ""))[: node_range(values["nodes"])[0]]

@@ -57,7 +57,7 @@ def locate_run_root(site: Site, chdir: Path) -> Path:
     root = (chdir / text).absolute()
     real = root.resolve()
     for local in site.node_local:
-        if site.scheduler == "slurm" and (root.is_relative_to(local) or real.is_relative_to(Path(local).resolve())):
+        if site.kind.has_nodes and (root.is_relative_to(local) or real.is_relative_to(Path(local).resolve())):
             leads = "" if real == root else f" (which leads to {real})"
             raise RequestError(
                 f"run folder {root}{leads} is in {local}, which is local to each node of site {site.name}",
@@ -72,7 +72,7 @@ def check_script(script: str, job: Job) -> None:
     Raises:
         RequestError: names the line.
     """
-    for line in script.split("\n") if job.scheduler == "slurm" else ():
+    for line in script.split("\n") if job.kind.takes_sbatch_options else ():
         if line.startswith(MARKS_OF_OTHERS):
             raise RequestError(
                 f"the script has the line {line!r}, which sbatch reads as an option of the job",
@@ -155,7 +155,7 @@ def render(job: Job, run_dir: Path, *, made_by: str, by_hand: bool = False, untr
         lines = {"header": _header(job, made_by, origin), "directives": _directive_lines(job, run_dir)}
         script = template.render(context | lines)
         check_script(script, job)
-        if not by_hand or job.scheduler == "local":
+        if not by_hand or not job.kind.takes_sbatch_options:
             return script
         header = [*_header(job, made_by, origin), *_header_by_hand(job)]
         own = {"header": header, "directives": _directive_lines(job, None), "by_hand": True}
@@ -210,7 +210,7 @@ def _context(job: Job, run_dir: Path) -> dict[str, object]:
         ),
         "cell_line": command_line(cell.command),
         "packed_line": _ONE_TASK + command_line((*task(job), *entering(job), Raw('"$@"'))) if one_task else "",
-        "in_own_group": lambda line: _in_background(line, scheduler=job.scheduler),
+        "in_own_group": lambda line: _in_background(line, job),
     }
 
 
@@ -218,12 +218,12 @@ _ONE_TASK = "SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NTASKS=1 "
 """Before a task that is started without srun."""
 
 
-def _in_background(line: str, *, scheduler: str) -> str:
+def _in_background(line: str, job: Job) -> str:
     """``line`` started; locally in a process group of its own.
 
     The TERM that ends the script's group reaches it once, by the script's trap.
     """
-    return f"{line} </dev/null &" if scheduler == "slurm" else f"set -m\n{line} </dev/null &\nset +m"
+    return f"{line} </dev/null &" if job.kind.has_nodes else f"set -m\n{line} </dev/null &\nset +m"
 
 
 def _attempts_options(job: Job) -> tuple[str, ...]:
@@ -357,7 +357,7 @@ def _directive_lines(job: Job, run_dir: Path | None) -> list[str]:
 
     Without ``run_dir`` the log goes to the folder where sbatch is called.
     """
-    if job.scheduler == "local":
+    if not job.kind.takes_sbatch_options:
         return []
     log = _LOGS[bool(job.resources.array)]
     if (name := file_name(job.name)) != job.name:

@@ -33,12 +33,6 @@ class Window(NamedTuple):
     begin: int
     end: int
 
-    @property
-    def arguments(self) -> tuple[str, str]:
-        """Options of sacct, which reads local time."""
-        begin, end = (datetime.fromtimestamp(moment) for moment in self)
-        return f"--starttime={begin:%Y-%m-%dT%H:%M:%S}", f"--endtime={end:%Y-%m-%dT%H:%M:%S}"
-
 
 def days(since: float, until: float, *, now: float | None = None) -> Iterator[Window]:
     """The local days that cover ``since`` to ``until`` (seconds since 1970), the last one up to now."""

@@ -24,7 +24,8 @@ from hpcjobs.jobstats.columns import Doubts, choose, order
 from hpcjobs.jobstats.fold import COUNTS, fold
 from hpcjobs.processes.programs import Runner, run, start
 from hpcjobs.scheduler.slurm.portions import split_ids
-from hpcjobs.scheduler.slurm.table import CONTROL, QUESTION, SEPARATOR, Table, new_separator
+from hpcjobs.scheduler.slurm.table import CONTROL, SEPARATOR, Table, new_separator
+from hpcjobs.slurm_commands import list_accounted, list_accounted_fields, question_env
 
 Part = TypeVar("Part")
 _SEPARATOR: Final = SEPARATOR.encode()
@@ -159,9 +160,7 @@ class Sacct:
     def __init__(self, query: AccountingQuery, *, runner: Runner = run, streamer: Streamer = stream) -> None:
         self._query = query
         self._runner, self._stream = runner, streamer
-        self._env = dict(QUESTION)
-        if query.slurm_conf:
-            self._env["SLURM_CONF"] = query.slurm_conf
+        self._env = question_env(query.slurm_conf)
         self.windows_queried = 0
         """Windows that were read from sacct; the others were in the cache."""
 
@@ -204,10 +203,10 @@ class Sacct:
         """Every attempt of these jobs, whenever they ran and whoever's they are."""
         columns = self._columns()
         for portion in list(split_ids(job_ids)) or [[]]:
-            yield self._rows([f"--jobs={','.join(portion)}", "--starttime=1970-01-02", "--allusers"], columns, doubts)
+            yield self._rows(columns, doubts, users=None, since=0, jobs=portion)
 
     def _columns(self) -> tuple[str, ...]:
-        answer = self._runner(["sacct", "--helpformat"], env=self._env)
+        answer = self._runner(list_accounted_fields(), env=self._env)
         if answer.code != 0:
             raise SchedulerError(f"sacct refused (exit code {answer.code}): {(answer.err or answer.out).strip()}")
         return order(choose(answer.out))
@@ -222,17 +221,31 @@ class Sacct:
         self, window: Window, columns: Sequence[str], doubts: Doubts, only: Collection[str] | None
     ) -> pl.DataFrame:
         self.windows_queried += 1
-        users = self._query.users
-        who = ["--allusers"] if users is None else [f"--user={','.join(users)}"]
-        return self._rows([*window.arguments, *who], columns, doubts, only)
+        return self._rows(columns, doubts, users=self._query.users, since=window.begin, until=window.end, only=only)
 
     def _rows(
-        self, arguments: Iterable[str], columns: Sequence[str], doubts: Doubts, only: Collection[str] | None = None
+        self,
+        columns: Sequence[str],
+        doubts: Doubts,
+        *,
+        users: Sequence[str] | None,
+        since: float,
+        until: float | None = None,
+        jobs: Sequence[str] = (),
+        only: Collection[str] | None = None,
     ) -> pl.DataFrame:
         table = Table(tuple(columns), new_separator())
-        cluster = [f"--clusters={self._query.cluster}"] if self._query.cluster else []
-        blocks = self._stream(table.sacct("--duplicates", *cluster, *arguments), env=self._env)
-        attempts = list(fold(frames(blocks, table, doubts), doubts, only=only))
+        argv = list_accounted(
+            *table,
+            jobs=jobs,
+            users=users,
+            since=since,
+            until=until,
+            clusters=self._query.cluster,
+            steps=True,
+            attempts=True,
+        )
+        attempts = list(fold(frames(self._stream(argv, env=self._env), table, doubts), doubts, only=only))
         return pl.concat(attempts) if attempts else fold_nothing(columns, only)
 
 

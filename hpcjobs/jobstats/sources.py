@@ -27,11 +27,11 @@ from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import own_records, read_json
 from hpcjobs.run.status import parent_id, statuses
 from hpcjobs.scheduler.base import JobRecord, State
-from hpcjobs.scheduler.slurm.client import SlurmScheduler
+from hpcjobs.scheduler.connect import connect
 from hpcjobs.scheduler.slurm.parse import parse_scontrol
-from hpcjobs.scheduler.slurm.table import SHOW_JOB
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Site
+from hpcjobs.slurm_commands import question_env, show_job
 from hpcjobs.units import memory_bytes, time_limit_s
 from hpcjobs.user import user_name
 
@@ -190,7 +190,7 @@ def gather(job_filter: JobFilter, *, site: str | Site | None = None) -> Accounti
     """
     jobs_site = site if isinstance(site, Site) else load_site(site or default_site())
     doubts, notes = Doubts(), list[str]()
-    if jobs_site.scheduler == "local":
+    if not jobs_site.kind.has_accounting:
         jobs = derive(_query_local(job_filter, jobs_site), jobs_site, source="local")
     else:
         try:
@@ -271,7 +271,7 @@ def open_sacct(job_filter: JobFilter, site: Site) -> Sacct:
 
 
 def _query_local(job_filter: JobFilter, site: Site) -> pl.DataFrame:
-    entries = [entry for entry in index.entries() if entry.scheduler == "local"]
+    entries = [entry for entry in index.entries() if not entry.kind.has_accounting]
     known = statuses(_select_entries(entries, job_filter))
     return to_frame(((record, one.entry) for one in known for record in one.records), site)
 
@@ -286,7 +286,7 @@ def _select_entries(entries: list[Entry], job_filter: JobFilter) -> list[Entry]:
 def _query_without_sacct(job_filter: JobFilter, site: Site, notes: list[str]) -> pl.DataFrame:
     """squeue for live jobs, scontrol for jobs that ended lately, then the files of jobs submitted with hpcjobs."""
     known = _entries_by_id(site)
-    slurm = SlurmScheduler(site.slurm_conf)
+    slurm = connect(site.scheduler, site.slurm_conf)
     records: dict[tuple[str, str | None], tuple[JobRecord, Entry | None]] = {}
     try:
         for record in [*slurm.queue(), *_query_scontrol(site)]:
@@ -307,8 +307,7 @@ def _query_without_sacct(job_filter: JobFilter, site: Site, notes: list[str]) ->
 
 def _query_scontrol(site: Site) -> list[JobRecord]:
     """Everybody's jobs that slurmctld still knows: until some minutes after their end."""
-    env = {"SLURM_TIME_FORMAT": "%s"} | ({"SLURM_CONF": site.slurm_conf} if site.slurm_conf else {})
-    answer = run(SHOW_JOB, env=env)
+    answer = run(show_job(), env=question_env(site.slurm_conf))
     if answer.code != 0:
         raise SchedulerError(f"scontrol refused (exit code {answer.code}): {answer.err.strip()}")
     return parse_scontrol(answer.out)

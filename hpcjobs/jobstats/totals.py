@@ -259,7 +259,7 @@ def sum_by_group(job_filter: JobFilter, *, by: Sequence[str], site: str | Site |
             raise RequestError(f"--by {name}: no such group", hint=nearest(name, GROUPS))
     jobs_site = site if isinstance(site, Site) else load_site(site or default_site())
     doubts, summing = Doubts(), Summing(by)
-    if jobs_site.scheduler == "slurm":
+    if jobs_site.kind.has_accounting:
         try:
             return AccountingTable(_sum_sacct(job_filter, jobs_site, summing, doubts), doubts.by_frequency(), [])
         except SchedulerError:

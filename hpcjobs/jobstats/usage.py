@@ -24,6 +24,7 @@ from hpcjobs.runtime.summary import METRICS_FILE
 from hpcjobs.scheduler.slurm.fields import read_bytes, read_clock_s, read_resource
 from hpcjobs.scheduler.slurm.table import Table
 from hpcjobs.site.models import Site
+from hpcjobs.slurm_commands import cluster_env, list_steps
 
 _MOST_JOBS: Final = 16
 """sstat asks every node of every step: for a long list of jobs it would take long and load their nodes."""
@@ -47,10 +48,9 @@ def add_running_usage(frame: pl.DataFrame, *, slurm_conf: str | None, runner: Ru
     running = frame.filter(pl.col("state") == "RUNNING")["job_id_raw"].to_list()
     if not 0 < len(running) <= _MOST_JOBS:
         return frame
-    argv = ["sstat", "--allsteps", "--noheader", "--parsable2", "--noconvert", f"--format={','.join(_STEPS.columns)}"]
     # The exit code is useless: other people's jobs are refused one by one, and the rest is printed.
     try:
-        answer = runner([*argv, f"--jobs={','.join(running)}"], env={"SLURM_CONF": slurm_conf} if slurm_conf else {})
+        answer = runner(list_steps(*_STEPS, running), env=cluster_env(slurm_conf))
     except CommandMissingError:  # some sites give their users sacct alone: the use of running jobs stays unknown
         return frame
     usage = parse_sstat(answer.out)

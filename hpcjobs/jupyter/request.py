@@ -83,7 +83,7 @@ def session_request(
         )
     limit_s = made.job.time_limit_s
     warn_s = WARN_S if limit_s is None else min(WARN_S, limit_s // 4)
-    if where.scheduler == "slurm" and not made.job.resources.signal:
+    if where.kind.takes_sbatch_options and not made.job.resources.signal:
         made = plan(spec, where, made_by=made_by, chdir=folder, signal=f"B:USR1@{max(warn_s, 1)}")
     settings = _settings(where, made.job, kind=kind, idle=idle, token=token)
     return SessionRequest(made, settings._replace(limit_s=limit_s, warn_s=warn_s))
@@ -92,7 +92,7 @@ def session_request(
 def _settings(site: Site, job: Job, *, kind: Kind, idle: str | None, token: str | None) -> Settings:
     user = user_name()
     quiet = site.jupyter.idle if idle is None else None if idle == "never" else idle
-    slurm = site.scheduler == "slurm"
+    slurm = site.kind.runs_steps
     return Settings(
         kind=kind,
         folder=job.chdir,
@@ -175,7 +175,7 @@ def _login(site: Site, user: str) -> str | None:
     if login is not None:
         named = login.user is not None or "@" in login.host
         return (login if named else replace(login, user=user)).destination
-    if site.scheduler == "local" and "SSH_CONNECTION" not in os.environ:
+    if not site.kind.has_nodes and "SSH_CONNECTION" not in os.environ:
         return None
     # A host whose own name is an alias of 127.0.0.1 in /etc/hosts has localhost for its full name.
     names = (name for name in (socket.getfqdn(), socket.gethostname()) if name.partition(".")[0] != "localhost")

@@ -28,6 +28,7 @@ from hpcjobs.record.attempts import (
 from hpcjobs.record.control import REQUEUE_CODE, ControlDir, Running
 from hpcjobs.record.names import STATE
 from hpcjobs.record.state import State, StateFile, read_state_file, write_state
+from hpcjobs.scheduler_kind import KINDS
 
 
 class Options(NamedTuple):
@@ -63,7 +64,7 @@ def parse(argv: List[str]) -> Options:
     """The options in ``argv``; the command follows ``--``."""
     parser = argparse.ArgumentParser(prog="node.pyz attempts")
     parser.add_argument("--run-dir", required=True)
-    parser.add_argument("--scheduler", choices=("slurm", "local"), required=True)
+    parser.add_argument("--scheduler", choices=tuple(KINDS), required=True)
     parser.add_argument("--budgets", type=_budgets, required=True, help="timeout=N,preempt=N,node=N,error=N")
     parser.add_argument("--warning", type=int, required=True, metavar="S")
     parser.add_argument("--signal-before", type=int, metavar="S")

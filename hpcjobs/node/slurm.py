@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Callable, Dict, List, Optional
 
+from hpcjobs import slurm_commands
 from hpcjobs.node import decide
 from hpcjobs.node.schedulers import RESUBMITTED, Limit, NodeSideScheduler, RestartOutcome, Run, outside_job
 from hpcjobs.processes.start import Result
@@ -20,8 +21,6 @@ _STATES = {
     "BOOT_FAIL": decide.NODE,
 }
 _UNFINISHED = ("RUNNING", "PENDING", "COMPLETING", "REQUEUED", "")
-_UNREACHABLE = re.compile(r"unable to contact|timed out|connect|zero bytes|communicat|respond|answer", re.IGNORECASE)
-"""In messages of a command whose controller is away; a refusal has none of these words."""
 _PATIENCE_S = 300.0
 """Seconds for which commands are repeated while a controller restarts."""
 _RETRY_S = 5.0
@@ -75,7 +74,9 @@ class Slurm(NodeSideScheduler):
         as this host's clock says, if that is plausible: a prolog may have taken its time.
         """
         if self._controller_epoch is None:
-            now = re.search(r"^sdiag output at .*\(([0-9]+)\)", self._call("sdiag").out, re.MULTILINE)
+            now = re.search(
+                r"^sdiag output at .*\(([0-9]+)\)", self._call(slurm_commands.show_statistics()).out, re.MULTILINE
+            )
             if now:
                 self._controller_epoch = float(now.group(1)) - self._monotonic()
             else:
@@ -99,15 +100,15 @@ class Slurm(NodeSideScheduler):
         return cause or decide.CANCELLED
 
     def read_kill_wait_s(self) -> float:
-        match = re.search(r"^KillWait\s*=\s*([0-9]+)", self._call("scontrol", "show", "config").out, re.MULTILINE)
+        match = re.search(r"^KillWait\s*=\s*([0-9]+)", self._call(slurm_commands.show_config()).out, re.MULTILINE)
         return float(match.group(1)) if match else super().read_kill_wait_s()
 
     def read_queued_at(self) -> Optional[float]:
         return _epoch(self._show().get("SubmitTime"))
 
     def read_earlier_cause(self, job_id: str) -> str:
-        arguments = ("--allocations", "--duplicates", "--noheader", "--parsable2", "--format=State", "--jobs=" + job_id)
-        states = [(line.split() or [""])[0] for line in self._call("sacct", *arguments).out.splitlines()]
+        question = slurm_commands.list_accounted(["State"], "|", jobs=[job_id], attempts=True)
+        states = [(line.split() or [""])[0] for line in self._call(question).out.splitlines()]
         ended = [state for state in states if state not in _UNFINISHED]
         cause = _STATES.get(ended[-1]) if ended else None
         return cause or decide.PREEMPT
@@ -119,7 +120,7 @@ class Slurm(NodeSideScheduler):
         refusal = self._requeue("requeue")
         if refusal is None:
             if exclude:
-                self._call("scontrol", "update", "JobId=" + self.job_id, "ExcNodeList=" + exclude)
+                self._call(slurm_commands.update(self.job_id, "ExcNodeList=" + exclude))
             return RestartOutcome(decide.CONTINUES)
         if self.in_array:
             return RestartOutcome(f"ended: {refusal}; a task of an array is not submitted again")
@@ -133,7 +134,7 @@ class Slurm(NodeSideScheduler):
 
     def _requeue(self, verb: str) -> Optional[str]:
         """None: the controller did so, else its refusal."""
-        answer = self._ask("scontrol", verb, self.job_id)
+        answer = self._ask(slurm_commands.control(verb, [self.job_id]))
         message = _one_line(answer.err or answer.out)
         # Pending: an earlier try was carried out, and its answer lost.
         if answer.code == 0 or "Job is pending execution" in message:
@@ -146,17 +147,17 @@ class Slurm(NodeSideScheduler):
         An sbatch whose answer was lost may have submitted all the same, so the queue is read before another try: also
         before the first one, as a process that was killed may have submitted. Of several jobs the first one stays.
         """
-        arguments = ["--parsable", "--dependency=afterany:" + self.job_id]
+        options = ["--dependency=afterany:" + self.job_id]
         log = _log_path()
         # The file that this job writes to, whose name sbatch would otherwise make anew from the new job's id.
-        arguments += ["--output=" + log.replace("%", "%%")] if log else []
-        arguments += ["--exclude=" + exclude] if exclude else []
+        options += ["--output=" + log.replace("%", "%%")] if log else []
+        options += ["--exclude=" + exclude] if exclude else []
         give_up, tries = self._monotonic() + _PATIENCE_S, 0
         taken = self._find_continuations() or []
         while not taken:
             tries += 1
             # sbatch hands its environment on to the job.
-            answer = self._run(["sbatch", *arguments, self._script], self._job_env)
+            answer = self._run(slurm_commands.submit(self._script, *options), self._job_env)
             # A site's banner may surround the id, on standard output too.
             printed = [line.partition(";")[0] for line in answer.out.splitlines() if re.match(r"[0-9]+(;.*)?\Z", line)]
             if answer.code == 0 and printed and tries == 1:
@@ -166,22 +167,22 @@ class Slurm(NodeSideScheduler):
             taken = queued or (printed[-1:] if answer.code == 0 else [])
             if not taken:
                 message = _one_line(answer.err or answer.out)
-                is_lost = answer.code < 0 or answer.code >= 128 or bool(_UNREACHABLE.search(message))
+                is_lost = answer.code < 0 or answer.code >= 128 or slurm_commands.is_unanswered(message)
                 if queued is None or not is_lost or self._monotonic() > give_up:
                     return RestartOutcome(f"ended: {refusal}; {message or 'no job id from sbatch'}")
                 self._sleep(_RETRY_S)
         if taken[1:]:
-            self._call("scancel", "--quiet", *taken[1:])
+            self._call(slurm_commands.cancel(taken[1:]))
         if self.read_cause() == decide.CANCELLED:  # just now, and whoever did so knows of this job alone
-            self._call("scancel", "--quiet", taken[0])
+            self._call(slurm_commands.cancel(taken[:1]))
             return RestartOutcome("ended: the job was cancelled")
         if self._held:  # its user released it once
-            self._call("scontrol", "release", taken[0])
+            self._call(slurm_commands.control("release", taken[:1]))
         return RestartOutcome(f"{RESUBMITTED} {taken[0]}", taken[0])
 
     def _find_continuations(self) -> Optional[List[str]]:
         """Later jobs that were given this job's script, oldest first; None: the queue cannot be read."""
-        answer = self._ask("squeue", "--all", "--me", "--states=all", "--noheader", "--format=%i %o")
+        answer = self._ask(slurm_commands.list_queue(["JobID", "Command"], " ", mine=True, states=["all"]))
         if answer.code != 0:
             return None
         jobs = (line.strip().partition(" ") for line in answer.out.splitlines())
@@ -189,7 +190,7 @@ class Slurm(NodeSideScheduler):
         return [str(each) for each in sorted(ids) if each > int(self.job_id)]
 
     def node_names(self, nodes: str) -> List[str]:
-        return self._call("scontrol", "show", "hostnames", nodes).out.split() if nodes else []
+        return self._call(slurm_commands.show_host_names(nodes)).out.split() if nodes else []
 
     def _exclude(self, suspects: List[str]) -> str:
         """The nodes that the next attempt avoids, with those that its user excluded; empty: no change.
@@ -204,7 +205,7 @@ class Slurm(NodeSideScheduler):
         users = [node for node in already if node not in bad]
         for first in range(max(0, len(bad) - MOST_SUSPECTS), len(bad)):
             nodes = ",".join([*users, *bad[first:]])
-            if self._call("sbatch", "--test-only", "--exclude=" + nodes, self._script).code == 0:
+            if self._call(slurm_commands.check_submission("--exclude=" + nodes, self._script)).code == 0:
                 report(f"the next start does without {nodes}")
                 return nodes
         if bad:
@@ -216,21 +217,21 @@ class Slurm(NodeSideScheduler):
 
         The first of a name counts: the comments of users and sites, at the end, may hold NAME=VALUE too.
         """
-        out = self._call("scontrol", "--all", "--oneliner", "show", "job", self.job_id).out
+        out = self._call(slurm_commands.show_job(self.job_id)).out
         return dict(reversed(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", out)))
 
-    def _ask(self, *arguments: str) -> Result:
+    def _ask(self, argv: List[str]) -> Result:
         """The answer of a command that may run twice: asked again while the controller does not answer."""
         give_up = self._monotonic() + _PATIENCE_S
         while True:
-            answer = self._call(*arguments)
-            is_away = answer.code != 0 and _UNREACHABLE.search(answer.err or answer.out)
+            answer = self._call(argv)
+            is_away = answer.code != 0 and slurm_commands.is_unanswered(answer.err or answer.out)
             if not is_away or self._monotonic() > give_up:
                 return answer
             self._sleep(_RETRY_S)
 
-    def _call(self, *arguments: str) -> Result:
-        return self._run(list(arguments), self._env)
+    def _call(self, argv: List[str]) -> Result:
+        return self._run(argv, self._env)
 
 
 def report(message: str) -> None:

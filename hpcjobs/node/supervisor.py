@@ -23,6 +23,7 @@ from hpcjobs.processes.start import start
 from hpcjobs.processes.tree import is_alive
 from hpcjobs.record.attempts import History, read_history
 from hpcjobs.record.control import ControlDir, Running
+from hpcjobs.scheduler_kind import KINDS
 
 HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 LOOK_S = 5.0
@@ -218,8 +219,8 @@ def supervise(options: Options) -> int:
     """Run ``options.command`` as one attempt of this job, and decide what follows; the job's exit code."""
     environ = dict(os.environ)
     signals = SignalPipe(*HANDLED)
-    scheduler = connect(options, environ)
-    job_id = environ.get("SLURM_JOB_ID" if options.scheduler == "slurm" else "HPCJOBS_JOB_ID", "")
+    scheduler, kind = connect(options, environ), KINDS[options.scheduler]
+    job_id = environ.get("SLURM_JOB_ID" if kind.has_nodes else "HPCJOBS_JOB_ID", "")
     nodes = options.nodes or environ.get("SLURM_JOB_NODELIST") or os.uname().nodename
     job = CurrentAttempt(options, scheduler, job_id=job_id, nodes=nodes, started=int(time.time()))
     history = wait_for_history(job, signals)
@@ -231,7 +232,7 @@ def supervise(options: Options) -> int:
         return code
     job.record_continuation(history)
     earlier = job.control.running()
-    if earlier is not None and options.scheduler == "slurm":
+    if earlier is not None and kind.may_requeue:
         decision = job.judge_earlier(earlier)
         if decision.startswith("ended"):
             report(decision)
@@ -258,13 +259,13 @@ def supervise(options: Options) -> int:
         return end.exit_code or CANCELLED_CODE
     code = job.conclude(end, int(time.time()))
     # Another parent: slurmstepd was killed, and nobody is left to report the exit code to Slurm.
-    if options.scheduler == "slurm" and job.is_over and os.getppid() != parent:
+    if kind.has_nodes and job.is_over and os.getppid() != parent:
         leave_orphaned(job, code)
     return code
 
 
 def connect(options: Options, environ: Dict[str, str]) -> NodeSideScheduler:
-    if options.scheduler == "local":
+    if not KINDS[options.scheduler].may_requeue:
         return Local(environ)
     return Slurm(environ, run, job_script=os.path.join(options.run_dir, "job.sh"), held=options.held)
 

@@ -11,6 +11,7 @@ from subprocess import DEVNULL, PIPE, STDOUT, Popen
 from threading import Timer, current_thread, main_thread
 from typing import Protocol
 
+from hpcjobs import slurm_commands
 from hpcjobs.errors import CommandMissingError
 from hpcjobs.processes import start as starting
 from hpcjobs.processes.fork import is_on_path
@@ -35,11 +36,10 @@ _OF_MPIRUN = (
 NOT_LEAKING = frozenset(("SLURM_CONF", "SLURM_CLUSTERS"))
 """Variables of an enclosing job: those that begin with `LEAKING` or stand in `LEAKING_NAMES`, but for `NOT_LEAKING`."""
 
-_SLURM_COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo", "sprio", "srun", "sdiag", "sacctmgr")
 _SILENCE_S = 10.0
 """After this time without an answer of a command of Slurm's the user is told."""
 # Defaults of a user for commands typed by hand: SQUEUE_STATES or SCANCEL_STATE would hide jobs from us.
-_USER_DEFAULTS = tuple(f"{command.upper()}_" for command in _SLURM_COMMANDS)
+_USER_DEFAULTS = tuple(f"{command.upper()}_" for command in slurm_commands.NAMES)
 
 
 def own_command(*arguments: str) -> list[str]:
@@ -78,7 +78,7 @@ def clean_env(environ: Mapping[str, str] | None = None) -> dict[str, str]:
 def command_env(program: str) -> dict[str, str]:
     """The environment of a program that hpcjobs starts; Slurm's commands do without the user's defaults for them."""
     env = clean_env()
-    if os.path.basename(program) not in _SLURM_COMMANDS:
+    if os.path.basename(program) not in slurm_commands.NAMES:
         return env
     return {name: value for name, value in env.items() if not name.startswith(_USER_DEFAULTS)}
 
@@ -113,7 +113,7 @@ def run(argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] |
     Raises:
         CommandMissingError: the program is not on PATH.
     """
-    own_session = os.path.basename(argv[0]) in _SLURM_COMMANDS
+    own_session = os.path.basename(argv[0]) in slurm_commands.NAMES
     silence = Timer(_SILENCE_S, _report_silence, [argv[0]])
     silence.daemon = True
     try:
@@ -192,5 +192,7 @@ def _missing(program: str, cwd: str | None, error: OSError) -> Exception:
     """The error that names a missing program; ``error`` where it is there, or its working folder is not."""
     if (cwd is not None and not os.path.isdir(cwd)) or (isinstance(error, PermissionError) and is_on_path(program)):
         return error
-    hint = "is this a login node of the cluster? --site local needs no Slurm" if program in _SLURM_COMMANDS else None
+    hint = (
+        "is this a login node of the cluster? --site local needs no Slurm" if program in slurm_commands.NAMES else None
+    )
     return CommandMissingError(f"{program}: not found on PATH", hint=hint)

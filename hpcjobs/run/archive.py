@@ -252,7 +252,7 @@ def remove(jobs: Iterable[Old]) -> list[Old]:
     """
     removed = [job for job in jobs if _remove_folder(job.entry.run_dir)]
     index.remove(job.entry for job in removed)
-    local = [job.entry for job in removed if job.entry.scheduler == "local" and is_reachable(job.entry)]
+    local = [job.entry for job in removed if not job.entry.kind.has_accounting and is_reachable(job.entry)]
     LocalScheduler().forget(entry.job_id for entry in local)
     return removed
 

@@ -20,9 +20,8 @@ from hpcjobs.run.index import Entry
 from hpcjobs.run.rerun import read_manifest
 from hpcjobs.run.select import require_all_own
 from hpcjobs.run.status import Connect, Known, statuses
-from hpcjobs.scheduler.base import State
+from hpcjobs.scheduler.base import Scheduler, State
 from hpcjobs.scheduler.connect import connect
-from hpcjobs.scheduler.slurm.client import SlurmScheduler
 from hpcjobs.site.centre import policies_of_job
 from hpcjobs.site.resources import Resources, gpus_in_gres, names_by_field, node_range
 from hpcjobs.units import requested_time, slurm_time, time_limit_s
@@ -121,19 +120,11 @@ def control(verb: Verb, entries: Iterable[Entry], *, connect: Connect = connect)
         SchedulerError: Slurm refuses, or does not answer.
     """
     ids: list[str] = []
-    for slurm, known in _by_cluster(entries, verb, connect):
+    for scheduler, known in _by_cluster(entries, verb, connect):
         chosen = [job_id for job in known for job_id in job.ids()]
-        slurm.control(verb, chosen)
+        {"hold": scheduler.hold, "release": scheduler.release, "requeue": scheduler.requeue}[verb](chosen)
         ids += chosen
     return ids
-
-
-_INSTEAD = {
-    "release": "they start as soon as their CPUs and GPUs are free",
-    "requeue": "`hpcjobs rerun JOB` submits the job again",
-    "update": "`hpcjobs cancel JOB`, then `hpcjobs rerun JOB` with other options",
-}
-"""What to do with a job of the local queue, by the verb that it has not."""
 
 
 def update(entry: Entry, settings: Sequence[str], *, connect: Connect = connect) -> list[str]:
@@ -146,10 +137,10 @@ def update(entry: Entry, settings: Sequence[str], *, connect: Connect = connect)
             `control`.
     """
     arguments = [_setting(setting) for setting in settings]
-    for slurm, known in _by_cluster([entry], "update", connect):
+    for scheduler, known in _by_cluster([entry], "update", connect):
         alive = [record for record in known[0].records if not record.state.ended]
         check_settings(arguments, known[0].entry, alive[0].time_limit_s)
-        slurm.update(known[0].ids()[0], arguments)
+        scheduler.update(known[0].ids()[0], arguments)
     return arguments
 
 
@@ -166,24 +157,21 @@ def signal(
         As `control`.
     """
     ids: list[str] = []
-    for slurm, known in _by_cluster(entries, "signal", connect, only=only):
+    for scheduler, known in _by_cluster(entries, "signal", connect, only=only):
         for job in known:
             is_script = job.entry.is_foreign or os.path.exists(os.path.join(job.entry.run_dir, BATCH_SCRIPT))
             chosen = job.ids(only)
-            slurm.signal(chosen, name, batch_script=is_script)
+            scheduler.signal(chosen, name, batch_script=is_script)
             ids += chosen
     return ids
 
 
 def _by_cluster(
     entries: Iterable[Entry], verb: str, connect: Connect, *, only: Collection[State] = ()
-) -> Iterable[tuple[SlurmScheduler, list[Known]]]:
+) -> Iterable[tuple[Scheduler, list[Known]]]:
     """The jobs of each cluster, all of which the cluster knows: an id alone may be another job's by now."""
-    named = sorted(entries, key=lambda entry: entry.slurm_conf or "")
+    named = sorted(entries, key=_where)
     require_reachable(named)
-    if local := [entry.job_id for entry in named if entry.scheduler != "slurm"]:
-        hint = _INSTEAD.get(verb, "`hpcjobs cancel` ends a job")
-        raise RequestError(f"{verb} {', '.join(local)}: jobs of this machine's own queue have no {verb}", hint=hint)
     known = statuses(named, connect=connect)
     require_all_own(known)
     if only:
@@ -193,14 +181,9 @@ def _by_cluster(
     if verb != "requeue" and (over := [_describe_end(job) for job in known if all(r.state.ended for r in job.records)]):
         raise RequestError(f"{verb}: {'; '.join(over)}")
     return [
-        (_slurm(connect("slurm", conf or None)), list(group))
-        for conf, group in groupby(known, key=lambda job: job.entry.slurm_conf or "")
+        (connect(kind, conf or None), list(group))
+        for (kind, conf), group in groupby(known, key=lambda job: _where(job.entry))
     ]
-
-
-def _slurm(scheduler: object) -> SlurmScheduler:
-    assert isinstance(scheduler, SlurmScheduler)
-    return scheduler
 
 
 def _describe_end(job: Known) -> str:

@@ -18,7 +18,7 @@ from hpcjobs.job.array import task_ids
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import CLOCK_TOLERANCE_S, continuation, read_state
 from hpcjobs.scheduler.base import JobRecord
-from hpcjobs.scheduler.cluster import reachable_clusters
+from hpcjobs.scheduler.connect import reachable_clusters
 
 _NOT_STORED = re.compile(r"(?:[^ -~]|\?)+")
 SCRIPT = "job.sh"
@@ -49,7 +49,7 @@ def owner_elsewhere(entry: Entry) -> str | None:
         return f"user {entry.user}"
     if is_cluster_reachable(entry.scheduler, entry.slurm_conf, entry.cluster):
         return None
-    return f"{'host' if entry.scheduler == 'local' else 'cluster'} {entry.cluster}"
+    return f"{'cluster' if entry.kind.has_nodes else 'host'} {entry.cluster}"
 
 
 def is_cluster_reachable(scheduler: str, slurm_conf: str | None, cluster: str | None) -> bool:
@@ -78,7 +78,7 @@ def _here(entry: Entry) -> str:
     if entry.user is not None and entry.user != user_name():
         return f"user {user_name()}"
     names = ", ".join(sorted(reachable_clusters(entry.scheduler, entry.slurm_conf)))
-    return f"{'host' if entry.scheduler == 'local' else 'cluster'} {names}"
+    return f"{'cluster' if entry.kind.has_nodes else 'host'} {names}"
 
 
 def is_ours(entry: Entry, record: JobRecord) -> bool:

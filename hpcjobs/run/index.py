@@ -18,6 +18,7 @@ import msgspec
 
 from hpcjobs.errors import HpcJobsWarning
 from hpcjobs.files import append_lines, state_dir
+from hpcjobs.scheduler_kind import SchedulerKind, find_kind
 from hpcjobs.site.checks import Moment
 
 T = TypeVar("T")
@@ -49,6 +50,11 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     def is_foreign(self) -> bool:
         """Whether the job was submitted by other means, and has no run folder."""
         return self.run_dir.startswith(f"{NO_FOLDER}/")
+
+    @property
+    def kind(self) -> SchedulerKind:
+        """What its scheduler can do."""
+        return find_kind(self.scheduler)
 
 
 class _Closed(msgspec.Struct, frozen=True):

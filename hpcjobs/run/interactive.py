@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from hpcjobs import slurm_commands
 from hpcjobs.errors import RequestError
 from hpcjobs.files import file_name, write_beside
 from hpcjobs.job.directives import sbatch_options
@@ -63,7 +64,7 @@ def attach(
             rank.
     """
     require_reachable([entry])
-    if entry.scheduler != "slurm":
+    if not entry.kind.runs_steps:
         raise RequestError(f"job {entry.job_id} runs on this machine itself", hint="run the command here")
     (known,) = statuses([entry], connect=connect)
     record = _running(entry, known.records)
@@ -77,20 +78,14 @@ def attach(
         nodes = nodes[:1]
     state = read_state(entry, record.job_id)
     job_id = state.job_id if state is not None and entry.task is not None else current_id(entry)
-    argv = overlapping_step(job_id, nodes)
+    argv = slurm_commands.start_beside(job_id, nodes)
     if terminal and len(nodes) == 1:
         argv.append("--pty")
     elif len(nodes) > 1:
         argv.append("--label")
     shell = _shell(job, folder.task_dir(run_dir, record.job_id), job_id, run_dir)
-    env = {"SLURM_CONF": entry.slurm_conf} if entry.slurm_conf else {}
-    return Command((*argv, *(arguments or shell)), job.chdir if os.path.isdir(job.chdir) else "/", env)
-
-
-def overlapping_step(job_id: str, nodes: Sequence[str]) -> list[str]:
-    """The srun that starts one task on each of ``nodes`` within a running job, beside its other steps."""
-    argv = ["srun", f"--jobid={job_id}", "--overlap", "--mpi=none", f"--nodelist={','.join(nodes)}"]
-    return [*argv, f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
+    folder_there = job.chdir if os.path.isdir(job.chdir) else "/"
+    return Command((*argv, *(arguments or shell)), folder_there, slurm_commands.cluster_env(entry.slurm_conf))
 
 
 def _running(entry: Entry, records: Sequence[JobRecord]) -> JobRecord:
@@ -161,7 +156,7 @@ def allocate(plan: Plan, arguments: Sequence[str], *, terminal: bool) -> Iterato
         RequestError: the site has no Slurm, or the request is for an array or a batch script.
     """
     job = plan.job
-    if job.scheduler != "slurm":
+    if not job.kind.has_nodes:
         raise RequestError(f"site {job.site} ({job.site_file}) is this machine: there is nothing to allocate")
     if job.resources.array or job.batch_script is not None:
         raise RequestError("an allocation is neither a job array nor a batch script", hint="hpcjobs submit")
@@ -173,16 +168,14 @@ def allocate(plan: Plan, arguments: Sequence[str], *, terminal: bool) -> Iterato
         ("job-name", job.name),
         *(option for option in sbatch_options(job) if not is_option_where(option[0], "only_sbatch")),
     ]
-    argv = ["salloc", *(f"--{name}" if value is None else f"--{name}={value}" for name, value in options)]
-    # The interactive step takes nothing from the steps that are started in it.
-    argv += ["srun", "--interactive", "--preserve-env", "--mpi=none", "--nodes=1", "--ntasks=1"]
-    argv += ["--pty"] if terminal else []
+    flags = (f"--{name}" if value is None else f"--{name}={value}" for name, value in options)
+    argv = slurm_commands.allocate(flags, terminal=terminal)
     within = ("bash", "-c", '. "$0" && exec "$@"', str(rc), *arguments) if arguments else _interactive_bash(rc)
     env = {name: value for name, value in os.environ.items() if name.startswith("SALLOC_")}
     env = {name: value for name, value in env.items() if name.removeprefix("SALLOC_") not in VARIABLES}
     made = _paths(plan.run_dir)
     try:
-        yield Command((*argv, *within), job.chdir, env | ({"SLURM_CONF": job.slurm_conf} if job.slurm_conf else {}))
+        yield Command((*argv, *within), job.chdir, env | slurm_commands.cluster_env(job.slurm_conf))
     finally:
         if _paths(plan.run_dir) <= made:
             folder.remove(plan)

@@ -176,7 +176,7 @@ def _started_since(entry: Entry, task: str, path: Path, records: list[JobRecord]
 def may_be_requeued(entry: Entry, records: Iterable[JobRecord]) -> bool:
     """Slurm may still know the job, which `scontrol requeue` would start again."""
     ends = [record.ended for record in records if record.ended is not None]
-    return entry.scheduler == "slurm" and bool(ends) and time.time() - max(ends) < _REQUEUE_S
+    return entry.kind.may_requeue and bool(ends) and time.time() - max(ends) < _REQUEUE_S
 
 
 def are_final(entry: Entry, records: Iterable[JobRecord]) -> bool:

@@ -19,12 +19,12 @@ from hpcjobs.run import index
 from hpcjobs.run.identity import is_ours, is_reachable, own_cluster, user_name
 from hpcjobs.run.index import NO_FOLDER, Entry
 from hpcjobs.run.job_files import current_id, is_closed, own_ids
-from hpcjobs.run.status import Connect, Known, parent_id, statuses
+from hpcjobs.run.status import Connect, ConnectQueue, Known, parent_id, statuses
 from hpcjobs.run.submission import read_index
-from hpcjobs.scheduler.base import JobRecord, Scheduler, State
+from hpcjobs.scheduler.base import JobQueue, JobRecord, QueueReadOnce, State
 from hpcjobs.scheduler.connect import connect
-from hpcjobs.scheduler.slurm.client import SlurmScheduler
 from hpcjobs.scheduler.slurm.output_files import output_file
+from hpcjobs.scheduler_kind import find_kind
 from hpcjobs.site.library import find_default_site, load_site
 from hpcjobs.site.models import Site
 
@@ -50,18 +50,18 @@ def find_foreign(job_ids: Collection[str], known: Collection[Entry] = (), *, sit
     """
     where = site_asked(site)
     kind, conf = scheduler_of(where)
-    if kind != "slurm" or not job_ids:
+    if not find_kind(kind).takes_sbatch_options or not job_ids:
         return []
     taken = {entry.job_id for entry in known}
     here = [entry for entry in known if (entry.scheduler, entry.cluster) == (kind, own_cluster(kind, conf))]
     if not (to_find := {*job_ids} - (taken - {entry.job_id for entry in here})):
         return []
-    slurm = _slurm(conf)
-    records = without_known((r for r in slurm.queue() if parent_id(r.job_id) in to_find), here)
+    scheduler = connect(kind, conf)
+    records = without_known((r for r in scheduler.queue() if parent_id(r.job_id) in to_find), here)
     in_full = {record.job_id for record in records if "_" not in record.job_id}  # tasks of an array leave one by one
     if rest := sorted(to_find - taken - in_full):
-        remembered = [record for record in slurm.show_jobs(rest) if record.user == user_name()]
-        records += remembered + slurm.history(user_name(), job_ids=rest)
+        remembered = [record for record in scheduler.show_jobs(rest) if record.user == user_name()]
+        records += remembered + scheduler.history(user_name(), job_ids=rest)
     return make_entries(records, where)
 
 
@@ -72,9 +72,9 @@ def find_ended(known: Iterable[Entry], *, since: float, site: str | None = None)
         SchedulerError: neither the accounting nor the controller answers.
     """
     kind, conf = scheduler_of(site_asked(site))
-    if kind != "slurm":
+    if not find_kind(kind).takes_sbatch_options:
         return []
-    ended = [record for record in _slurm(conf).history(user_name(), since=since) if record.state.ended]
+    ended = [record for record in connect(kind, conf).history(user_name(), since=since) if record.state.ended]
     return without_known(ended, known)
 
 
@@ -100,7 +100,7 @@ def without_known(records: Iterable[JobRecord], known: Iterable[Entry]) -> list[
 def make_entries(records: Iterable[JobRecord], site: Site | None) -> list[Entry]:
     """One entry for each job of ``records``, oldest first; none for those of a local queue, which has its own list."""
     kind, conf = scheduler_of(site)
-    if kind != "slurm":
+    if not find_kind(kind).takes_sbatch_options:
         return []
     by_id: dict[str, list[JobRecord]] = {}
     for record in records:
@@ -134,13 +134,7 @@ def log_files(entry: Entry) -> list[Path]:
 @cache
 def _log_file(job_id: str, conf: str | None) -> Path:
     """Asked once in a command: no job changes its files."""
-    return output_file(_slurm(conf), job_id) or Path(f"slurm-{job_id}.out").absolute()
-
-
-def _slurm(conf: str | None) -> SlurmScheduler:
-    scheduler = connect("slurm", conf)
-    assert isinstance(scheduler, SlurmScheduler)
-    return scheduler
+    return output_file(connect("slurm", conf), job_id) or Path(f"slurm-{job_id}.out").absolute()
 
 
 RECENT_S = 86_400.0
@@ -173,38 +167,18 @@ class Survey(NamedTuple):
     errors: list[SchedulerError]
 
 
-class _AskedOnce:
-    """A scheduler whose queue is read once, also when it does not answer."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-        self._queue: list[JobRecord] | SchedulerError | None = None
-        self.submit, self.account, self.cancel = scheduler.submit, scheduler.account, scheduler.cancel
-        self.find_submitted = scheduler.find_submitted
-
-    def queue(self) -> list[JobRecord]:
-        if self._queue is None:
-            try:
-                self._queue = self._scheduler.queue()
-            except SchedulerError as error:
-                self._queue = error
-        if isinstance(self._queue, SchedulerError):
-            raise self._queue
-        return self._queue
-
-
-def survey(*, since: float, site: str | None = None, connect: Connect = connect) -> Survey:
+def survey(*, since: float, site: str | None = None, connect: ConnectQueue = connect) -> Survey:
     """My jobs submitted since ``since`` (seconds since 1970) and older ones that have not ended.
 
     A job that no scheduler knows any more, and whose run folder was removed, is left out.
     One queue query per scheduler, and one accounting query for those whose end is news. A scheduler
     that does not answer does not hide the jobs of the others.
     """
-    schedulers: dict[tuple[str, str | None], _AskedOnce] = {}
+    schedulers: dict[tuple[str, str | None], QueueReadOnce] = {}
 
-    def once(kind: str, conf: str | None) -> Scheduler:
+    def once(kind: str, conf: str | None) -> JobQueue:
         if (kind, conf) not in schedulers:
-            schedulers[kind, conf] = _AskedOnce(connect(kind, conf))
+            schedulers[kind, conf] = QueueReadOnce(connect(kind, conf))
         return schedulers[kind, conf]
 
     where = site_asked(site)

@@ -22,7 +22,7 @@ from hpcjobs.run import folder
 from hpcjobs.run.folder import make_root
 from hpcjobs.run.identity import require_reachable
 from hpcjobs.run.index import Entry
-from hpcjobs.run.interactive import attach, overlapping_step
+from hpcjobs.run.interactive import attach
 from hpcjobs.run.job_files import current_id, own_ids
 from hpcjobs.run.progress import NodeSample, idle_s, newest_samples, open_samplers
 from hpcjobs.run.rerun import read_manifest
@@ -33,10 +33,9 @@ from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.scheduler.outage import Report
-from hpcjobs.scheduler.slurm.client import SlurmScheduler
 from hpcjobs.scheduler.slurm.parse import parse_scontrol
-from hpcjobs.scheduler.slurm.table import SHOW_JOB
 from hpcjobs.site.models import Site
+from hpcjobs.slurm_commands import cluster_env, show_job, start_beside
 
 FRESH_S = 15.0
 """A node whose newest sample is this young, or younger than three intervals, has a sampler."""
@@ -188,7 +187,7 @@ class JobSampling:
         require_own(entry, statuses([entry], connect=self._connect)[0].records)
         program = write_program(Path(entry.run_dir))
         arguments = [read_manifest(Path(entry.run_dir)).job.node_python, "-I", str(program), str(samples_dir(entry))]
-        if entry.scheduler != "slurm":
+        if not entry.kind.runs_steps:
             argv = [*arguments, current_id(entry), str(self._interval_s)]
             return start(argv, env={"HPCJOBS_MONITOR": "1"}, stderr=PIPE)
         command = attach(entry, arguments, terminal=False, connect=self._connect)
@@ -245,9 +244,9 @@ def find_foreign(name: str, site: Site, *, runner: Runner = run) -> ForeignJob:
         UnknownJobError: Slurm does not know it. RequestError: it does not run, or is an array.
         SchedulerError: Slurm does not answer.
     """
-    slurm = SlurmScheduler(site.slurm_conf, runner=runner)
+    slurm = connect(site.scheduler, site.slurm_conf, runner=runner)
     try:
-        shown = slurm.query([*SHOW_JOB, name])
+        shown = slurm.query(show_job(name))
     except SchedulerDownError:
         raise
     except SchedulerError as error:
@@ -280,10 +279,9 @@ def start_foreign_sampler(job: ForeignJob, *, interval_s: float) -> ForeignSampl
     job.folder.mkdir(mode=0o700, exist_ok=True)
     program = write_program(job.folder)
     arguments = (job.node_python, "-I", str(program), str(job.folder), job.job_id, str(interval_s))
-    env = {"SLURM_CONF": job.slurm_conf} if job.slurm_conf else {}
+    env = cluster_env(job.slurm_conf)
     old = _marks(newest_samples(job.folder))
-    srun, *options = overlapping_step(job.job_id, job.nodes)
-    argv = [srun, *_GO_ON, *options, *arguments]
+    argv = start_beside(job.job_id, job.nodes, *_GO_ON, *arguments)
     return ForeignSampler(start(argv, env={**env, "HPCJOBS_MONITOR": "1"}, stderr=PIPE), old)
 
 

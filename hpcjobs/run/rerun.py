@@ -153,7 +153,7 @@ def resolve_again(job: Job, entry: Entry, changes: JobSpec) -> Job:
     # The copy of the code is checked and run, not the folder as it is now.
     copied = str(Path(entry.run_dir) / "code") if job.snapshot else None
     again = Layer(source, JobSpec(chdir=copied, resources=_for_another_run(Resources(), entry)))
-    avoid = avoided_on(site.name) if site.scheduler == "slurm" else {}
+    avoid = avoided_on(site.name) if site.kind.has_nodes else {}
     resolved = resolve([first, *job.layers, again, Layer("change", changes)], site, avoid=avoid)
     return replace(resolved, run_root=job.run_root) if job.snapshot and changes.chdir is None else resolved
 

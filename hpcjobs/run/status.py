@@ -41,7 +41,7 @@ from hpcjobs.run.job_files import (
     write_continuation,
 )
 from hpcjobs.runtime.hostlist import hosts_of
-from hpcjobs.scheduler.base import JobRecord, Scheduler, State
+from hpcjobs.scheduler.base import JobQueue, JobRecord, Scheduler, State
 from hpcjobs.scheduler.connect import connect
 
 # Ends after which Slurm itself may put a job back: final once the queue has forgotten it.
@@ -53,6 +53,8 @@ _NOT_ACCOUNTED = "it has left the queue, and the accounting does not answer"
 _LOST = "its scheduler no longer knows it, and it wrote no end"
 _PARENT = re.compile(r"[_+]")
 Connect = Callable[[str, "str | None"], Scheduler]
+ConnectQueue = Callable[[str, "str | None"], JobQueue]
+"""As `Connect`; no job is changed."""
 
 
 class Known(NamedTuple):
@@ -80,7 +82,7 @@ class _Open(NamedTuple):
 
 
 def statuses(
-    entries: Iterable[Entry], *, connect: Connect = connect, errors: list[SchedulerError] | None = None
+    entries: Iterable[Entry], *, connect: ConnectQueue = connect, errors: list[SchedulerError] | None = None
 ) -> list[Known]:
     """The status of each of ``entries``, in their order.
 
@@ -128,7 +130,7 @@ def _written(entry: Entry, *, reason: str | None = None) -> list[JobRecord]:
     return [msgspec.structs.replace(record, reason=reason) for record in records]
 
 
-def _ask(members: list[_Open], scheduler: Scheduler) -> tuple[list[list[JobRecord]], SchedulerError | None]:
+def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord]], SchedulerError | None]:
     """Ask once about the jobs in the queue, and once about those that have left it.
 
     Where the accounting does not answer, the second part of the result is its error, and the jobs that have left the
@@ -151,7 +153,7 @@ def _ask(members: list[_Open], scheduler: Scheduler) -> tuple[list[list[JobRecor
     ended = {job_id: [r for r in records if r.state.ended] for job_id, records in accounted.items()}
     candidates = [entry for entry, _ in members if entry.is_foreign and current_id(entry) in ended_ids]
     if late := [current_id(entry) for entry in candidates if not _is_complete(entry, _of(entry, ended))]:
-        for job_id, records in _by_parent(_ask_slurmctld(scheduler, late)).items():
+        for job_id, records in _by_parent(r for r in scheduler.show_jobs(late) if r.state.ended).items():
             there = {record.job_id for record in ended.get(job_id, [])}
             accounted[job_id] = ended.get(job_id, []) + [r for r in records if r.job_id not in there]
     return [
@@ -175,15 +177,6 @@ def _adopt_continuations(entries: Iterable[Entry], queue: Iterable[JobRecord]) -
         if later and [attempt.job_id for attempt in read_attempts(Path(entry.run_dir))][-1:] == [current]:
             first = min(later, key=lambda record: int(record.job_id))
             write_continuation(entry, Continuation(first.job_id, first.submitted or time.time()))
-
-
-def _ask_slurmctld(scheduler: Scheduler, job_ids: list[str]) -> list[JobRecord]:
-    """What slurmctld still knows of jobs that write no end themselves: the accounting comes later."""
-    from hpcjobs.scheduler.slurm.client import SlurmScheduler
-
-    if not isinstance(scheduler, SlurmScheduler):
-        return []
-    return [record for record in scheduler.show_jobs(job_ids) if record.state.ended]
 
 
 def _leaves_in_parts(entry: Entry) -> bool:

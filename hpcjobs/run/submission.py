@@ -33,7 +33,7 @@ from hpcjobs.run import index
 from hpcjobs.run.identity import is_cluster_reachable, own_cluster, user_name
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import read_json
-from hpcjobs.scheduler.base import Scheduler, Submitted
+from hpcjobs.scheduler.base import JobQueue, Submitted
 from hpcjobs.scheduler.connect import connect
 
 
@@ -190,7 +190,7 @@ def plan_in(run_dir: Path) -> Plan:
     return Plan(manifest.job, script, run_dir, manifest.command, manifest.command_line)
 
 
-def adopt_job(run_dir: Path, scheduler: Scheduler) -> Entry | None:
+def adopt_job(run_dir: Path, scheduler: JobQueue) -> Entry | None:
     """The job that was given this folder's script, recorded now if it was not; None: there is none.
 
     Raises:
@@ -247,7 +247,7 @@ class Submission:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def find_job(self, scheduler: Scheduler) -> Entry | None:
+    def find_job(self, scheduler: JobQueue) -> Entry | None:
         """The job that was submitted with this token; one that is being submitted is awaited. None: there is none.
 
         Raises:

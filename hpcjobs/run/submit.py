@@ -23,7 +23,7 @@ from hpcjobs.processes.deferred import defer_signals
 from hpcjobs.run import folder, submission
 from hpcjobs.run.folder import code_state
 from hpcjobs.run.handle import JobHandle
-from hpcjobs.scheduler.base import Scheduler
+from hpcjobs.scheduler.base import JobQueue
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.site.models import UNLIMITED
 from hpcjobs.site.resources import option_of
@@ -124,7 +124,7 @@ def _describe(key: str, name: str, amount: float, limit: float, used: float) -> 
 
 
 def submit(
-    plan: Plan, *, scheduler: Scheduler | None = None, prepare: Callable[[Plan], None] | None = None
+    plan: Plan, *, scheduler: JobQueue | None = None, prepare: Callable[[Plan], None] | None = None
 ) -> JobHandle:
     """Write the run folder (``prepare`` adds to it), hand the script over, remember the job.
 
@@ -169,7 +169,7 @@ def _check_cluster(job: Job) -> None:
     Raises:
         RequestError: names the variable to set.
     """
-    if job.scheduler != "slurm" or job.rehearsal:
+    if not job.kind.takes_sbatch_options or job.rehearsal:
         return
     named = [value for name, value in map(option_of, job.sbatch) if name == "clusters" and value]
     where = f"sbatch clusters={named[-1]} (site {job.site})" if named else "SBATCH_CLUSTERS (environment)"
@@ -182,7 +182,7 @@ def _check_cluster(job: Job) -> None:
     )
 
 
-def _submit(plan: Plan, scheduler: Scheduler, prepare: Callable[[Plan], None] | None) -> JobHandle:
+def _submit(plan: Plan, scheduler: JobQueue, prepare: Callable[[Plan], None] | None) -> JobHandle:
     folder.create(plan, code_state(Path(plan.job.chdir)))
     try:
         if prepare is not None:
@@ -193,7 +193,7 @@ def _submit(plan: Plan, scheduler: Scheduler, prepare: Callable[[Plan], None] | 
     return hand_over(plan, scheduler, refused=folder.remove)
 
 
-def hand_over(plan: Plan, scheduler: Scheduler, *, refused: Callable[[Plan], None] | None = None) -> JobHandle:
+def hand_over(plan: Plan, scheduler: JobQueue, *, refused: Callable[[Plan], None] | None = None) -> JobHandle:
     """Submit the script that lies in the plan's run folder already, and record the job.
 
     A signal that would end this process comes after that: a job that the scheduler has accepted is always recorded.

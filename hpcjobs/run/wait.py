@@ -124,7 +124,7 @@ class Watch:
         due = self._clock() - self._last_query >= (FOREIGN_S if self._is_foreign() else QUEUE_S)
         self._last_query = self._clock() if due else self._last_query
         waiting = {id(entry) for entry in (*self._waiting.values(), *self._to_confirm.values())}
-        return [e for e in self._entries if id(e) in waiting and (due or e.scheduler == "local")]
+        return [e for e in self._entries if id(e) in waiting and (due or not e.kind.has_nodes)]
 
     def _is_foreign(self) -> bool:
         """Whether the scheduler alone tells of the end of one that is waited for."""

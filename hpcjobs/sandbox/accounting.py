@@ -7,6 +7,7 @@ import pwd
 import re
 from collections.abc import Sequence
 
+from hpcjobs import slurm_commands
 from hpcjobs.processes.programs import Result, run
 from hpcjobs.sandbox.daemons import must, program
 from hpcjobs.sandbox.folder import Folder
@@ -29,7 +30,7 @@ def slurm(folder: Folder, argv: Sequence[str]) -> Result:
 
 def node_states(folder: Folder) -> dict[str, str]:
     """Host -> state, as sinfo names it; empty when the controller does not answer."""
-    done = slurm(folder, ["sinfo", "--noheader", "--Node", "--format=%N %T"])
+    done = slurm(folder, slurm_commands.list_node_states())
     return dict(line.split() for line in done.out.splitlines()) if done.code == 0 else {}
 
 
@@ -57,8 +58,8 @@ def users_of_the_machine() -> list[str]:
 def add_users(folder: Folder, layout: Layout, users: Sequence[str]) -> None:
     """Let these users submit under every account of the sandbox; those who may already stay as they are."""
     # Of an account of the sandbox: slurmdbd itself makes a user root, who has the account root alone.
-    of_an_account = ["show", "associations", f"account={layout.accounts[0]}", "format=User"]
-    allowed = must(_with_slurm_conf(folder, ["sacctmgr", "--noheader", "--parsable2", *of_an_account])).split()
+    of_an_account = slurm_commands.list_associations(["User"], account=layout.accounts[0])
+    allowed = must(_with_slurm_conf(folder, of_an_account)).split()
     if not (others := [user for user in users if user not in allowed]):
         return  # sacctmgr would call it an error
     options = _account_options(layout)
@@ -71,4 +72,4 @@ def _account_options(layout: Layout) -> tuple[str, ...]:
 
 
 def _manage(folder: Folder, *arguments: str) -> None:
-    must(_with_slurm_conf(folder, ["sacctmgr", "--immediate", "--quiet", *arguments]))
+    must(_with_slurm_conf(folder, slurm_commands.change_accounting(*arguments)))

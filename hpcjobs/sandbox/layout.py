@@ -67,7 +67,7 @@ def resolve_layout(
 
 
 def _check(shape: Shape, site: Site) -> None:
-    if site.scheduler != "slurm":
+    if not site.kind.has_nodes:
         raise RequestError(
             f"site {site.name} has no Slurm, there is nothing to rehearse",
             hint=f"hpcjobs submit --site {site.name} runs on this machine as it is",

@@ -18,6 +18,7 @@ from hpcjobs.sandbox.daemons import Daemon, alive, must, program, recorded_daemo
 from hpcjobs.sandbox.folder import Folder, write
 from hpcjobs.sandbox.models import Host
 from hpcjobs.sandbox.network import CONTROLLER, enter, listening
+from hpcjobs.slurm_commands import list_mpi_types
 
 _DATABASE = (
     "--no-defaults",
@@ -60,7 +61,8 @@ def mpi_types(folder: Folder) -> frozenset[str]:
     """What ``srun --mpi=list`` offers. Some packages of Slurm come without PMIx."""
     conf = folder.root / "mpi.conf"
     write(conf, "ClusterName=mpi\nSlurmctldHost=localhost\n")  # srun says nothing without one
-    done = run(["env", f"SLURM_CONF={conf}", program("srun"), "--mpi=list"])
+    srun, *options = list_mpi_types()
+    done = run(["env", f"SLURM_CONF={conf}", program(srun), *options])
     conf.unlink()
     return frozenset(re.findall(r"^(?:srun: )?\s*(\w+)\s*$", f"{done.out}\n{done.err}", re.MULTILINE))
 

@@ -154,13 +154,13 @@ class QueueBench(NamedTuple):
             plan = plan_of(job, run_dir_of(job), made_by=self.made_by)
             folder.create(plan, code_state(Path(job.chdir)))
             entries.append(hand_over(plan, scheduler, refused=folder.remove).entry)
-            if job.scheduler == "local":  # on one machine they would slow each other down
+            if not job.kind.has_nodes:  # on one machine they would slow each other down
                 self.wait(entries)
         self.report(f"job {', '.join(entry.job_id for entry in entries)}")
         self.wait(entries)
 
     def wait_s(self, job: Job) -> float | None:
-        if job.scheduler != "slurm":
+        if not job.kind.takes_sbatch_options:
             return 0.0
         start = estimate_start(job).start
         return None if start is None else max(0.0, start - self.now())

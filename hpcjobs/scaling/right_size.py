@@ -127,7 +127,7 @@ def estimate_starts(run_dir: Path, options: Sequence[str], *, runner: Runner = r
 
 def _estimate_start(run_dir: Path, options: Sequence[str], runner: Runner) -> float | None:
     job = plan_in(run_dir).job
-    if job.scheduler != "slurm" or not is_known_configuration(job.slurm_conf):
+    if not job.kind.takes_sbatch_options or not is_known_configuration(job.slurm_conf):
         return None
     cwd = job.chdir if Path(job.chdir).is_dir() else None
     args = [*options, str(run_dir / "job.sh")]

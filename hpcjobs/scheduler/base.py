@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
 
-from hpcjobs.job.models import Plan
+from hpcjobs.errors import SchedulerError
+from hpcjobs.job.models import Job, Plan
 from hpcjobs.record.state import State as State
 from hpcjobs.scheduler.exit_text import describe_signal, name_signal
 from hpcjobs.site.checks import Frozen, Moment
@@ -74,11 +75,20 @@ class Submitted(Frozen, frozen=True):
     """What it printed for the user beside the id, such as what a centre's job_submit.lua says of the job."""
 
 
-class Scheduler(Protocol):
-    """Who runs jobs. Each method asks the scheduler at most once, however many jobs it is about."""
+class Estimate(msgspec.Struct, frozen=True):
+    """When a job would start (seconds since 1970), or why the scheduler refuses it. None, None: no estimate."""
+
+    start: float | None = None
+    refusal: str | None = None
+    messages: tuple[str, ...] = ()
+    """What a plugin of the site says of the job."""
+
+
+class JobQueue(Protocol):
+    """A scheduler's jobs. Each method asks the scheduler at most once, however many jobs it is about."""
 
     def submit(self, plan: Plan) -> Submitted:
-        """Hand over the script that already lies in the plan's run folder."""
+        """Submit the script in the plan's run folder."""
         ...
 
     def queue(self) -> list[JobRecord]:
@@ -87,6 +97,10 @@ class Scheduler(Protocol):
 
     def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
         """The records of these jobs, ended or not; array jobs give one per task. Unknown ids give none."""
+        ...
+
+    def show_jobs(self, job_ids: Collection[str]) -> list[JobRecord]:
+        """The jobs that the controller still remembers; one that it has forgotten gives none."""
         ...
 
     def find_submitted(self, plan: Plan) -> list[Submitted]:
@@ -100,3 +114,69 @@ class Scheduler(Protocol):
     def cancel(self, job_ids: Iterable[str]) -> None:
         """End these jobs."""
         ...
+
+
+class Scheduler(JobQueue, Protocol):
+    """Interface of a scheduler. What it cannot do raises `RequestError`, which names what that is."""
+
+    def history(
+        self, user: str, *, job_ids: Collection[str] | None = None, since: float | None = None
+    ) -> list[JobRecord]:
+        """The jobs of ``user`` with these ids, or that ended after ``since``, however they were submitted."""
+        ...
+
+    def hold(self, job_ids: Iterable[str]) -> None:
+        """Keep pending jobs from starting."""
+        ...
+
+    def release(self, job_ids: Iterable[str]) -> None:
+        """Let held jobs start."""
+        ...
+
+    def requeue(self, job_ids: Iterable[str]) -> None:
+        """Put jobs back into the queue."""
+        ...
+
+    def update(self, job_id: str, settings: Sequence[str]) -> None:
+        """Change ``Name=value`` settings of a job, by scontrol's names."""
+        ...
+
+    def signal(self, job_ids: Iterable[str], name: str, *, batch_script: bool) -> None:
+        """Send a signal to the tasks of jobs; with ``batch_script`` to the processes of the script too."""
+        ...
+
+    def query(self, argv: Sequence[str]) -> str:
+        """What a command of `hpcjobs.slurm_commands` prints that changes nothing."""
+        ...
+
+    def follow(self, argv: Sequence[str], each: Callable[[str], None]) -> int:
+        """As `query`, for a long answer: ``each`` line is handed on as it comes; the exit code."""
+        ...
+
+    def step(self, job_id: str, hosts: Sequence[str], *options: str) -> list[str]:
+        """The words before a program that run it on each of ``hosts`` of a running job, beside its tasks."""
+        ...
+
+    def estimate(self, job: Job) -> Estimate:
+        """When ``job`` would start if it were submitted now."""
+        ...
+
+
+class QueueReadOnce:
+    """A scheduler whose queue is read once, also when it does not answer."""
+
+    def __init__(self, scheduler: JobQueue) -> None:
+        self._scheduler = scheduler
+        self._queue: list[JobRecord] | SchedulerError | None = None
+        self.submit, self.cancel, self.find_submitted = scheduler.submit, scheduler.cancel, scheduler.find_submitted
+        self.account, self.show_jobs = scheduler.account, scheduler.show_jobs
+
+    def queue(self) -> list[JobRecord]:
+        if self._queue is None:
+            try:
+                self._queue = self._scheduler.queue()
+            except SchedulerError as error:
+                self._queue = error
+        if isinstance(self._queue, SchedulerError):
+            raise self._queue
+        return self._queue

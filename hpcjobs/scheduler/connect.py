@@ -1,11 +1,19 @@
-"""Connects to the scheduler that a job or site names."""
+"""Connects to the scheduler of a job or site, and tells which clusters can be reached from here.
+
+Two clusters, or two workstations, may share one home and give out the same job ids: the cluster's name, or that of the
+machine, tells their jobs apart.
+"""
 
 from __future__ import annotations
 
+import os
+
+from hpcjobs.processes.programs import Runner
 from hpcjobs.scheduler.base import Scheduler
+from hpcjobs.site.machine import EVERY_CLUSTER, cluster_name, named_clusters
 
 
-def connect(kind: str, slurm_conf: str | None = None) -> Scheduler:
+def connect(kind: str, slurm_conf: str | None = None, *, runner: Runner | None = None) -> Scheduler:
     """``slurm`` or ``local``; no command is started yet."""
     if kind == "local":
         from hpcjobs.scheduler.local.client import LocalScheduler
@@ -13,4 +21,18 @@ def connect(kind: str, slurm_conf: str | None = None) -> Scheduler:
         return LocalScheduler()
     from hpcjobs.scheduler.slurm.client import SlurmScheduler
 
-    return SlurmScheduler(slurm_conf)
+    return SlurmScheduler(slurm_conf) if runner is None else SlurmScheduler(slurm_conf, runner=runner)
+
+
+def reachable_clusters(scheduler: str, slurm_conf: str | None) -> frozenset[str]:
+    """The clusters whose jobs ``scheduler`` can be asked about from here; empty when the name cannot be learnt.
+
+    For ``local`` that is this host. For Slurm it is the ClusterName, or the clusters in SLURM_CLUSTERS,
+    which Slurm's commands ask in its place.
+    """
+    if scheduler == "local":
+        return frozenset((os.uname().nodename,))
+    if named := named_clusters():
+        return frozenset() if EVERY_CLUSTER in named else named
+    name = cluster_name(slurm_conf or os.environ.get("SLURM_CONF"))
+    return frozenset(() if name is None else (name,))

@@ -14,6 +14,7 @@ from pathlib import Path
 from hpcjobs.errors import CommandMissingError, SchedulerError
 from hpcjobs.files import cache_dir, write_beside
 from hpcjobs.processes.programs import run
+from hpcjobs.slurm_commands import cluster_env, show_config
 
 _CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/run/slurm/conf/slurm.conf")
 
@@ -31,7 +32,7 @@ def _has_configuration(conf: str | None) -> bool:
     if any(map(os.path.exists, _CONFIGURATIONS)):
         return True
     try:
-        answer = run(["scontrol", "show", "config"])
+        answer = run(show_config())
     except CommandMissingError:
         return False
     return answer.code == 0 or "configuration source" not in answer.err
@@ -87,7 +88,7 @@ def _ask_name(slurm_conf: str | None) -> str | None:
     if slurm_conf is not None and not os.path.exists(slurm_conf):
         return None  # scontrol would look for it for a minute
     try:
-        answer = run(["scontrol", "show", "config"], env={"SLURM_CONF": slurm_conf} if slurm_conf else None)
+        answer = run(show_config(), env=cluster_env(slurm_conf))
     except SchedulerError:
         return None
     match = _CLUSTER_NAME.search(answer.out) if answer.code == 0 else None

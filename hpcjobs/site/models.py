@@ -6,6 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from hpcjobs.errors import nearest
+from hpcjobs.scheduler_kind import SchedulerKind, find_kind
 from hpcjobs.site.checks import Frozen as Frozen
 from hpcjobs.site.checks import (
     check_amount,
@@ -497,6 +498,11 @@ class Site(Frozen, frozen=True):
         for field in ("modules", "node_local"):
             for value in getattr(self, field):
                 check_line(value, field)
+
+    @property
+    def kind(self) -> SchedulerKind:
+        """What its scheduler can do."""
+        return find_kind(self.scheduler)
 
     @property
     def login_host(self) -> Login | None:

@@ -15,7 +15,7 @@ from hpcjobs.run.identity import is_queued
 from hpcjobs.run.index import Entry
 from hpcjobs.run.status import statuses
 from hpcjobs.run.submission import adopt_job, plan_in, remember
-from hpcjobs.scheduler.base import JobRecord, Scheduler, State, Submitted
+from hpcjobs.scheduler.base import JobQueue, JobRecord, QueueReadOnce, State, Submitted
 from hpcjobs.sweeps.cells import Cell
 from hpcjobs.sweeps.folder import NOBODY, Chunk, SweepFolder
 from hpcjobs.sweeps.state_cache import read_states
@@ -45,21 +45,6 @@ class CellStatus(NamedTuple):
         return not self.open and self.state is not State.COMPLETED
 
 
-class CachedQueue:
-    """A scheduler whose queue is read once, at the first call of ``queue``."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-        self._queue: list[JobRecord] | None = None
-        self.submit, self.account, self.cancel = scheduler.submit, scheduler.account, scheduler.cancel
-        self.find_submitted = scheduler.find_submitted
-
-    def queue(self) -> list[JobRecord]:
-        if self._queue is None:
-            self._queue = self._scheduler.queue()
-        return self._queue
-
-
 class _Attempt(NamedTuple):
     """Where a cell was last put: its chunk, the chunk's job if it has one, the cell's task."""
 
@@ -72,10 +57,10 @@ class _Attempt(NamedTuple):
         return None if self.entry is None else f"{self.entry.job_id}_{self.task}"
 
 
-def cell_statuses(folder: SweepFolder, scheduler: Scheduler, *, certain: bool = False) -> list[CellStatus]:
+def cell_statuses(folder: SweepFolder, scheduler: JobQueue, *, certain: bool = False) -> list[CellStatus]:
     """Status of every cell. ``certain``: ask the scheduler also about cells that say they failed
     (a requeued task does, until it starts again)."""
-    scheduler = scheduler if isinstance(scheduler, CachedQueue) else CachedQueue(scheduler)
+    scheduler = scheduler if isinstance(scheduler, QueueReadOnce) else QueueReadOnce(scheduler)
     cells = folder.definition.cells
     attempts = _attempts(folder, scheduler, folder.tail())  # the tail first: the queue is read after it is known
     states = read_states(folder)
@@ -91,13 +76,13 @@ def cell_statuses(folder: SweepFolder, scheduler: Scheduler, *, certain: bool = 
     return [_cell_status(cell, attempts.get(cell.id), own[cell.id], records) for cell in cells]
 
 
-def tail_is_queued(folder: SweepFolder, scheduler: Scheduler) -> bool:
+def tail_is_queued(folder: SweepFolder, scheduler: JobQueue) -> bool:
     """Whether the job that submits the rest of the sweep is in the queue, or has just submitted its successor."""
     tail = folder.tail()
     return tail is not None and _submits_the_rest(tail, folder, scheduler)
 
 
-def _submits_the_rest(tail: Entry, folder: SweepFolder, scheduler: Scheduler) -> bool:
+def _submits_the_rest(tail: Entry, folder: SweepFolder, scheduler: JobQueue) -> bool:
     return is_queued(tail, scheduler.queue()) or folder.tail() != tail
 
 
@@ -105,7 +90,7 @@ def _is_final(own: StateFile | None, *, certain: bool) -> bool:
     return own is not None and (own.state is State.COMPLETED or (own.state.ended and not certain))
 
 
-def _attempts(folder: SweepFolder, scheduler: Scheduler, tail: Entry | None) -> dict[str, _Attempt]:
+def _attempts(folder: SweepFolder, scheduler: JobQueue, tail: Entry | None) -> dict[str, _Attempt]:
     """The latest attempt of every cell that was ever put into a chunk; chunks that are never submitted are left out."""
     latest: dict[str, _Attempt] = {}
     for chunk in folder.chunks():
@@ -116,7 +101,7 @@ def _attempts(folder: SweepFolder, scheduler: Scheduler, tail: Entry | None) -> 
     return latest
 
 
-def _will_be_submitted(folder: SweepFolder, chunk: Chunk, scheduler: Scheduler, tail: Entry | None) -> bool:
+def _will_be_submitted(folder: SweepFolder, chunk: Chunk, scheduler: JobQueue, tail: Entry | None) -> bool:
     """Whether the sweep is being submitted: a process holds its lock, or the job that submits the rest exists."""
     if folder.owner(chunk) == NOBODY:
         return False
@@ -124,7 +109,7 @@ def _will_be_submitted(folder: SweepFolder, chunk: Chunk, scheduler: Scheduler, 
     return served or folder.entry(chunk) is not None
 
 
-def adopt_chunk(folder: SweepFolder, chunk: Chunk, scheduler: Scheduler) -> Entry | None:
+def adopt_chunk(folder: SweepFolder, chunk: Chunk, scheduler: JobQueue) -> Entry | None:
     """The job of a chunk that was submitted by somebody who then had no time to record it."""
     owner = folder.owner(chunk)
     if owner == NOBODY or folder.foreign:
@@ -140,7 +125,7 @@ def _own_state(state: StateFile | None, attempt: _Attempt | None) -> StateFile |
     return state if state is not None and (latest or state.state is State.COMPLETED) else None
 
 
-def _records(entries: Iterable[Entry], scheduler: Scheduler) -> dict[str, JobRecord]:
+def _records(entries: Iterable[Entry], scheduler: JobQueue) -> dict[str, JobRecord]:
     """Task id -> what is known of it."""
     known = statuses(entries, connect=lambda kind, conf: scheduler)
     return {task: record for job in known for record in job.records for task in task_ids(record.job_id)}

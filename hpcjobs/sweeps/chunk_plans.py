@@ -30,7 +30,7 @@ def start_after(plan: Plan, job_ids: Sequence[str]) -> Plan:
     dependency = ",".join([*([earlier] if earlier else []), ":".join(["afterany", *job_ids])])
     job = replace(plan.job, resources=replace(plan.job.resources, dependency=dependency))
     *options_before, script = plan.command
-    options = [f"--dependency={dependency}"] if job.scheduler == "slurm" else []
+    options = [f"--dependency={dependency}"] if job.kind.takes_sbatch_options else []
     return plan._replace(job=job, command=(*options_before, *options, script))
 
 
@@ -96,6 +96,6 @@ def tail_plan(folder: SweepFolder, definition: Definition, run_dir: Path, *, beg
     command = tuple(own_command("sweep", "continue", str(folder.path)))
     job = replace(
         job, name=f"{definition.name}-next", argv=command, template="job", snapshot=False, nodes=1, ntasks_per_node=1,
-        launcher="srun" if job.scheduler == "slurm" else "spawn", resources=small, run_root=str(run_dir.parent),
+        launcher="srun" if job.kind.runs_steps else "spawn", resources=small, run_root=str(run_dir.parent),
     )  # fmt: skip
     return plan_of(job, run_dir, made_by=definition.made_by)

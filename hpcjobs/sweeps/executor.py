@@ -60,7 +60,7 @@ def executor(
     where = Path(folder).absolute() if folder is not None else Path(job.run_root) / f"{name}-submitit"
     make_root(where.parent)
     where.mkdir(mode=0o700, exist_ok=True)
-    if job.scheduler == "local":
+    if not job.kind.takes_sbatch_options:
         return _local(job, where, max_num_timeout=max_num_timeout, signal_delay_s=signal_delay_s)
     _point_at(job)
     submitit_executor = submitit.SlurmExecutor(where, max_num_timeout=max_num_timeout, python=shlex.quote(job.python))

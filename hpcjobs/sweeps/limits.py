@@ -9,6 +9,7 @@ from typing import NamedTuple
 from hpcjobs.errors import RequestError, SchedulerError
 from hpcjobs.job.models import Job
 from hpcjobs.processes.programs import Runner, run
+from hpcjobs.slurm_commands import cluster_env, show_config
 
 _LOCAL_TASKS = 10_000
 _SLOTS_WORTH_SPLITTING = 8
@@ -38,10 +39,9 @@ def read_limits(job: Job, *, max_submit_jobs: int | None, runner: Runner = run) 
     Raises:
         SchedulerError: the controller did not answer.
     """
-    if job.scheduler == "local":
+    if not job.kind.takes_sbatch_options:
         return Limits(_LOCAL_TASKS, max_submit_jobs)
-    env = {"SLURM_CONF": job.slurm_conf} if job.slurm_conf else {}
-    result = runner(["scontrol", "show", "config"], env=env)
+    result = runner(show_config(), env=cluster_env(job.slurm_conf))
     if result.code != 0:
         raise SchedulerError(f"scontrol show config: {result.err.strip() or result.out.strip()}")
     return parse_config(result.out, jobs=max_submit_jobs)

@@ -6,6 +6,7 @@ import re
 
 from hpcjobs.job.models import Plan
 from hpcjobs.processes.programs import Runner, run
+from hpcjobs.slurm_commands import check_submission, cluster_env
 
 # One generic text stands for every limit of accounts and QOS. Slurm prints the name of the limit beside it.
 _LIMIT = re.compile(r"\b(?:Assoc|QOS)[A-Z]\w+")
@@ -29,11 +30,11 @@ def largest_array(plan: Plan, tasks: int, *, runner: Runner = run) -> int:
 
     ``sbatch --test-only`` checks the limits of account and QOS and submits nothing.
     """
-    env = {"SLURM_CONF": plan.job.slurm_conf} if plan.job.slurm_conf else {}
-    sbatch, *options, script = plan.command
+    env = cluster_env(plan.job.slurm_conf)
+    _, *options, script = plan.command
     options = [option for option in options if option != "--parsable"]
     while tasks > 0:
-        argv = [sbatch, "--test-only", *options, f"--array=0-{tasks - 1}", script]
+        argv = check_submission(*options, f"--array=0-{tasks - 1}", script)
         if runner(argv, cwd=plan.job.chdir, env=env).code == 0:
             return tasks
         tasks //= 2

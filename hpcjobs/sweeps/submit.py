@@ -18,9 +18,9 @@ from hpcjobs.run.identity import is_queued
 from hpcjobs.run.index import Entry
 from hpcjobs.run.submission import plan_in
 from hpcjobs.run.submit import hand_over
-from hpcjobs.scheduler.base import Scheduler
+from hpcjobs.scheduler.base import JobQueue, QueueReadOnce, Scheduler
 from hpcjobs.scheduler.connect import connect
-from hpcjobs.sweeps.cell_status import CachedQueue, CellStatus, adopt_chunk, cell_statuses, tail_is_queued
+from hpcjobs.sweeps.cell_status import CellStatus, adopt_chunk, cell_statuses, tail_is_queued
 from hpcjobs.sweeps.chunk_plans import prepare, start_after, tail_plan
 from hpcjobs.sweeps.folder import NOBODY, Chunk, Definition, SweepFolder
 from hpcjobs.sweeps.limits import Limits, read_limits
@@ -55,7 +55,7 @@ def start(folder: SweepFolder, definition: Definition, *, function: bytes | None
         folder.write_definition(definition)
         if function is not None:
             write_beside(folder.path / "function.pkl", function)
-        return _submit_missing(folder, definition, CachedQueue(connect_to(definition)))
+        return _submit_missing(folder, definition, QueueReadOnce(connect_to(definition)))
 
 
 def resume(folder: SweepFolder) -> Outcome:
@@ -63,7 +63,7 @@ def resume(folder: SweepFolder) -> Outcome:
     folder.require_own()
     definition = folder.definition
     with folder.lock():
-        return _submit_missing(folder, definition, CachedQueue(connect_to(definition)))
+        return _submit_missing(folder, definition, QueueReadOnce(connect_to(definition)))
 
 
 def look(folder: SweepFolder) -> Outcome:
@@ -77,7 +77,7 @@ def submit_waiting(folder: SweepFolder) -> Outcome:
     folder.require_own()
     definition = folder.definition
     with folder.lock():
-        scheduler = CachedQueue(connect_to(definition))
+        scheduler = QueueReadOnce(connect_to(definition))
         return _outcome(_submit_prepared(folder, definition, scheduler, _limits(definition)), folder, [])
 
 
@@ -86,7 +86,7 @@ def cancel(folder: SweepFolder) -> list[str]:
     folder.require_own()
     definition = folder.definition
     with folder.lock():
-        scheduler = CachedQueue(connect_to(definition))
+        scheduler = QueueReadOnce(connect_to(definition))
         queue = scheduler.queue()
         entries = [folder.entry(chunk) or adopt_chunk(folder, chunk, scheduler) for chunk in folder.chunks()]
         for chunk in _unsubmitted_chunks(folder):
@@ -105,7 +105,7 @@ def _limits(definition: Definition) -> Limits:
     return read_limits(definition.job, max_submit_jobs=definition.max_submit_jobs)
 
 
-def _submit_missing(folder: SweepFolder, definition: Definition, scheduler: Scheduler) -> Outcome:
+def _submit_missing(folder: SweepFolder, definition: Definition, scheduler: JobQueue) -> Outcome:
     if not tail_is_queued(folder, scheduler):
         for chunk in _unsubmitted_chunks(folder):
             if adopt_chunk(folder, chunk, scheduler) is None and folder.give_up(chunk) != NOBODY:
@@ -137,7 +137,7 @@ class _UnsubmittedChunk(NamedTuple):
 
 
 def _submit_prepared(
-    folder: SweepFolder, definition: Definition, scheduler: Scheduler, limits: Limits
+    folder: SweepFolder, definition: Definition, scheduler: JobQueue, limits: Limits
 ) -> list[tuple[Chunk, Entry]]:
     """Submit the prepared chunks in order while there is room, then the job that will submit the rest.
 
@@ -162,7 +162,7 @@ def _submit_prepared(
 
 
 def _submit_in_order(
-    folder: SweepFolder, scheduler: Scheduler, room: int | None
+    folder: SweepFolder, scheduler: JobQueue, room: int | None
 ) -> tuple[list[tuple[Chunk, Entry]], _UnsubmittedChunk | None]:
     """Submit the prepared chunks one after the other, up to the first that the queue has no room for.
 
@@ -188,7 +188,7 @@ def _submit_in_order(
 
 
 def _check_that_waiting_helps(
-    folder: SweepFolder, definition: Definition, scheduler: Scheduler, stop: _UnsubmittedChunk, jobs: int
+    folder: SweepFolder, definition: Definition, scheduler: JobQueue, stop: _UnsubmittedChunk, jobs: int
 ) -> None:
     """Raise unless room in the queue will come when other jobs end."""
     unclear = jobs == 0 and stop.refusal is not None and not names_the_count(stop.refusal.message)
@@ -224,14 +224,14 @@ def _plan(folder: SweepFolder, chunk: Chunk) -> Plan:
     return plan_in(folder.chunk_dir(chunk.number))
 
 
-def _room(limits: Limits, scheduler: Scheduler, to_submit: int) -> int | None:
+def _room(limits: Limits, scheduler: JobQueue, to_submit: int) -> int | None:
     """How many more jobs the queue takes; looked up only when it could be too few."""
     if limits.jobs is None or to_submit < limits.jobs // 2:
         return None
     return limits.jobs - _queued_tasks(scheduler)
 
 
-def _queued_tasks(scheduler: Scheduler) -> int:
+def _queued_tasks(scheduler: JobQueue) -> int:
     return sum(count_tasks(record.job_id) for record in scheduler.queue())
 
 
@@ -240,7 +240,7 @@ def _remember_limit(folder: SweepFolder, definition: Definition, jobs: int) -> N
     folder.write_definition(replace(definition, max_submit_jobs=jobs))
 
 
-def _submit_tail(folder: SweepFolder, definition: Definition, scheduler: Scheduler, after: Sequence[str]) -> None:
+def _submit_tail(folder: SweepFolder, definition: Definition, scheduler: JobQueue, after: Sequence[str]) -> None:
     """Submit the job that submits the rest: once the arrays before it have ended, else a little later."""
     number = sum(1 for _ in folder.path.glob("next-*")) + 1
     alive = after or _queued_arrays(folder, scheduler)
@@ -257,7 +257,7 @@ def _submit_tail(folder: SweepFolder, definition: Definition, scheduler: Schedul
     folder.write_tail(entry)
 
 
-def _queued_arrays(folder: SweepFolder, scheduler: Scheduler) -> list[str]:
+def _queued_arrays(folder: SweepFolder, scheduler: JobQueue) -> list[str]:
     """The sweep's arrays that are in the queue."""
     entries, queue = (folder.entry(chunk) for chunk in folder.chunks()), scheduler.queue()
     return sorted({entry.job_id for entry in entries if entry is not None and is_queued(entry, queue)})

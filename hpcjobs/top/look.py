@@ -30,8 +30,8 @@ from hpcjobs.run.progress import (
 )
 from hpcjobs.run.rerun import read_manifest
 from hpcjobs.run.select import select
-from hpcjobs.run.status import Connect, parent_id, statuses
-from hpcjobs.scheduler.base import JobRecord, Scheduler, State
+from hpcjobs.run.status import Connect, ConnectQueue, parent_id, statuses
+from hpcjobs.scheduler.base import JobQueue, JobRecord, State
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.top.rows import Group, Snapshot, Task
 
@@ -214,11 +214,11 @@ def _mark(path: Path) -> tuple[int, int]:
     return (status.st_mtime_ns, status.st_size)
 
 
-def _rarely_accounting(connect: Connect, clock: Callable[[], float]) -> Connect:
+def _rarely_accounting(connect: Connect, clock: Callable[[], float]) -> ConnectQueue:
     """Schedulers that are asked for the accounting of the same job at most every `ACCOUNT_S`."""
-    schedulers: dict[tuple[str, str | None], Scheduler] = {}
+    schedulers: dict[tuple[str, str | None], JobQueue] = {}
 
-    def connect_once(kind: str, conf: str | None) -> Scheduler:
+    def connect_once(kind: str, conf: str | None) -> JobQueue:
         if (kind, conf) not in schedulers:
             schedulers[kind, conf] = _RarelyAccounting(connect(kind, conf), clock)
         return schedulers[kind, conf]
@@ -227,11 +227,11 @@ def _rarely_accounting(connect: Connect, clock: Callable[[], float]) -> Connect:
 
 
 class _RarelyAccounting:
-    def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
+    def __init__(self, scheduler: JobQueue, clock: Callable[[], float]) -> None:
         self._scheduler, self._clock = scheduler, clock
         self._answers: dict[str, tuple[float, list[JobRecord]]] = {}
-        self.submit, self.queue, self.cancel = scheduler.submit, scheduler.queue, scheduler.cancel
-        self.find_submitted = scheduler.find_submitted
+        self.submit, self.cancel, self.find_submitted = scheduler.submit, scheduler.cancel, scheduler.find_submitted
+        self.queue, self.show_jobs = scheduler.queue, scheduler.show_jobs
 
     def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
         """The records of these jobs, some of them as old as `ACCOUNT_S`."""

@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from hpcjobs.scheduler_kind import KINDS
+from hpcjobs.slurm_commands import NAMES
+
 PACKAGE = Path(__file__).resolve().parents[2] / "hpcjobs"
 
 # room -> the rooms it may import from, besides itself; `hpcjobs` is the package's own public names.
 GROUND = {"errors", "units", "files", "gpu_errors", "ports", "printable", "processes", "data", "pyz", "templating"}
-GROUND |= {"extras", "record", "user", "wheel"}
+GROUND |= {"extras", "record", "scheduler_kind", "slurm_commands", "user", "wheel"}
 ALLOWED = {
     "torch_state": set[str](),
     "trackers": set[str](),
@@ -32,13 +35,15 @@ ALLOWED = {
     "gpu_errors": set[str](),
     "ports": set[str](),
     "printable": set[str](),
-    "processes": {"errors"},
+    "processes": {"errors", "slurm_commands"},
+    "scheduler_kind": set[str](),
+    "slurm_commands": set[str](),
     "record": {"files"},
-    "node": {"files", "gpu_errors", "processes", "record"},
+    "node": {"files", "gpu_errors", "processes", "record", "scheduler_kind", "slurm_commands"},
     "runtime": {"files", "processes", "record", "torch_state", "trackers"},
-    "trainers": {"files", "gpu_errors", "runtime", "torch_state", "trackers"},
+    "trainers": {"files", "gpu_errors", "runtime", "scheduler_kind", "torch_state", "trackers"},
     "callbacks": {"runtime"},
-    "fabric": {"files", "gpu_errors", "processes", "runtime"},
+    "fabric": {"files", "gpu_errors", "processes", "runtime", "slurm_commands"},
     "site": GROUND,
     "containers": GROUND | {"site", "hpcjobs"},
     "job": GROUND | {"site", "containers", "runtime", "fabric", "trainers", "hpcjobs"},
@@ -105,7 +110,17 @@ TRAINERS = {
         "fault_tolerance",
     },
 }
-STDLIB_ONLY = {"files", "gpu_errors", "node", "record", "runtime", "processes", "fabric"}
+STDLIB_ONLY = {
+    "files",
+    "gpu_errors",
+    "scheduler_kind",
+    "slurm_commands",
+    "node",
+    "record",
+    "runtime",
+    "processes",
+    "fabric",
+}
 SUPERVISOR = "hpcjobs.scheduler.local.supervisor"
 SUBMIT_SIDE = ["jinja2", "msgspec", "rich", "submitit", "typer", "yaml"]
 
@@ -210,6 +225,44 @@ def test_programs_are_started_in_one_package() -> None:
         if function in STARTS_PROGRAMS
     }
     assert not started, "call hpcjobs.processes instead"
+
+
+def spelled_commands(path: Path) -> Iterator[str]:
+    """Slurm's commands that a list or a call spells: one of its programs, and then an option or a word of scontrol."""
+    for node in ast.walk(syntax_tree(path)):
+        elements = (
+            node.elts if isinstance(node, ast.List | ast.Tuple) else node.args if isinstance(node, ast.Call) else []
+        )
+        first, rest = (getattr(elements[0], "value", None), elements[1:]) if elements else (None, [])
+        if first not in NAMES or not rest:
+            continue
+        texts = [element.value if isinstance(element, ast.Constant) else None for element in rest]
+        is_list = not isinstance(node, ast.Call)
+        if first in ("scontrol", "sacctmgr") or any(
+            is_list if text is None else str(text).startswith("-") for text in texts
+        ):
+            yield f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}"
+
+
+def test_one_module_spells_the_commands_of_slurm() -> None:
+    spelled = [line for path in modules() if path.stem != "slurm_commands" for line in spelled_commands(path)]
+    assert not spelled, "a function of hpcjobs.slurm_commands gives the command"
+
+
+def compared_kinds(path: Path) -> Iterator[str]:
+    """Comparisons with the name of a kind of scheduler."""
+    for node in ast.walk(syntax_tree(path)):
+        if isinstance(node, ast.Compare):
+            names = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)} & {*KINDS}
+            text = ast.unparse(node)
+            if names and (names != {"local"} or "scheduler" in text.lower() or "kind" in text):
+                yield f"{path.relative_to(PACKAGE)}:{node.lineno}: {text}"
+
+
+def test_only_schedulers_and_sites_compare_the_kind_of_a_scheduler() -> None:
+    rooms = [path for path in modules() if room(path) not in ("scheduler", "site")]
+    compared = [line for path in rooms for line in compared_kinds(path)]
+    assert not compared, "ask for a capability: SchedulerKind of hpcjobs.scheduler_kind"
 
 
 def test_nobody_outside_trainers_and_callbacks_imports_torch_but_for_states_that_hold_tensors() -> None:

@@ -24,6 +24,7 @@ from typing import Any
 from hpcjobs.node.session import files
 from hpcjobs.node.session.files import relay_socket
 from hpcjobs.processes.start import start_async
+from hpcjobs.slurm_commands import cluster_env, start_beside
 
 WINDOW = 1 << 18
 GREETING = b"hpcjobs carries 1\n"
@@ -183,10 +184,10 @@ async def _relay(run_dir: Path) -> int:
         return 1
     where = Path(relay_socket(settings.relay_folder, connection.job_id))
     _own_folder(where.parent)
-    environment = os.environ | ({"SLURM_CONF": settings.slurm_conf} if settings.slurm_conf else {})
-    options = [f"--jobid={connection.job_id}", "--overlap", "--quiet", "--nodes=1", "--ntasks=1"]
+    environment = os.environ | cluster_env(settings.slurm_conf)
+    _, *options = start_beside(connection.job_id, [connection.host], "--quiet")
     carry = [connection.python, str(run_dir / files.BUNDLE), "carry", str(run_dir)]
-    step = await start_async([settings.srun, *options, f"--nodelist={connection.host}", *carry], env=environment)
+    step = await start_async([settings.srun, *options, *carry], env=environment)
     try:
         return await _listen(step, where)
     finally:

@@ -11,18 +11,18 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import hpcjobs
-from hpcjobs.errors import SchedulerError, UnknownJobError
+from hpcjobs.errors import RequestError, SchedulerError, UnknownJobError
 from hpcjobs.files import state_dir
 from hpcjobs.job.array import task_ids
-from hpcjobs.job.models import Plan
+from hpcjobs.job.models import Job, Plan
 from hpcjobs.processes.programs import clean_env
 from hpcjobs.processes.start import start
 from hpcjobs.processes.tree import MARK
-from hpcjobs.scheduler.base import JobRecord, Submitted
+from hpcjobs.scheduler.base import Estimate, JobRecord, Submitted
 from hpcjobs.scheduler.local import gpus, job_folder, queue
 from hpcjobs.scheduler.local.job_folder import LocalJob, Lock
 from hpcjobs.scheduler.local.listing import records
@@ -30,6 +30,12 @@ from hpcjobs.scheduler.local.records import Ended
 from hpcjobs.scheduler.local.request import job_number, request_for
 from hpcjobs.scheduler.read_only import refuse_change
 
+_INSTEAD = {
+    "release": "they start as soon as their CPUs and GPUs are free",
+    "requeue": "`hpcjobs rerun JOB` submits the job again",
+    "update": "`hpcjobs cancel JOB`, then `hpcjobs rerun JOB` with other options",
+}
+"""What to do instead of a method that this queue has not."""
 _PACKAGE_ROOT = Path(hpcjobs.__file__).resolve().parent.parent
 
 
@@ -157,6 +163,45 @@ class LocalScheduler:
             if job is not None:
                 queue.cancel(job)
 
+    def show_jobs(self, job_ids: Collection[str]) -> list[JobRecord]:
+        """As `account`: this queue forgets nothing by itself."""
+        return self.account(job_ids)
+
+    def history(
+        self, user: str, *, job_ids: Collection[str] | None = None, since: float | None = None
+    ) -> list[JobRecord]:
+        """None: this queue has jobs of hpcjobs alone, which are in the user's index."""
+        return []
+
+    def step(self, job_id: str, hosts: Sequence[str], *options: str) -> list[str]:
+        """No words: its hosts are this machine."""
+        return []
+
+    def estimate(self, job: Job) -> Estimate:
+        """No estimate: how long the jobs before it will run is not known."""
+        return Estimate()
+
+    def hold(self, job_ids: Iterable[str]) -> None:
+        raise _refusal("hold", job_ids)
+
+    def release(self, job_ids: Iterable[str]) -> None:
+        raise _refusal("release", job_ids)
+
+    def requeue(self, job_ids: Iterable[str]) -> None:
+        raise _refusal("requeue", job_ids)
+
+    def update(self, job_id: str, settings: Sequence[str]) -> None:
+        raise _refusal("update", [job_id])
+
+    def signal(self, job_ids: Iterable[str], name: str, *, batch_script: bool) -> None:
+        raise _refusal("signal", job_ids)
+
+    def query(self, argv: Sequence[str]) -> str:
+        raise RequestError(f"{argv[0]}: this machine's own queue has no Slurm to ask")
+
+    def follow(self, argv: Sequence[str], each: Callable[[str], None]) -> int:
+        raise RequestError(f"{argv[0]}: this machine's own queue has no Slurm to ask")
+
     def forget(self, job_ids: Iterable[str]) -> None:
         """Remove the files of jobs that have ended.
 
@@ -170,6 +215,13 @@ class LocalScheduler:
             needed.add(f"L{max(numbers, default=0)}")
             for job in (LocalJob(self._root, job_id) for job_id in {*job_ids} - needed):
                 shutil.rmtree(job.folder, ignore_errors=True)  # what is left is of no use, and harms nobody
+
+
+def _refusal(verb: str, job_ids: Iterable[str]) -> RequestError:
+    return RequestError(
+        f"{verb} {', '.join(job_ids)}: jobs of this machine's own queue have no {verb}",
+        hint=_INSTEAD.get(verb, "`hpcjobs cancel` ends a job"),
+    )
 
 
 def _start_supervisor(job: LocalJob, alive: int) -> None:

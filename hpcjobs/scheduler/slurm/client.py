@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from hpcjobs import slurm_commands
 from hpcjobs.errors import CommandMissingError, HpcJobsWarning, SchedulerDownError, SchedulerError
-from hpcjobs.job.models import Plan
+from hpcjobs.job.models import Job, Plan
 from hpcjobs.processes.programs import Result, Runner, run, run_following
-from hpcjobs.scheduler.base import JobRecord, Submitted
+from hpcjobs.scheduler.base import Estimate, JobRecord, Submitted
 from hpcjobs.scheduler.read_only import refuse_change
 from hpcjobs.scheduler.slurm.parse import (
     ACCOUNTED,
@@ -24,23 +24,10 @@ from hpcjobs.scheduler.slurm.parse import (
 )
 from hpcjobs.scheduler.slurm.portions import split_ids
 from hpcjobs.scheduler.slurm.refusals import hint_for
-from hpcjobs.scheduler.slurm.table import QUESTION, SHOW_JOB
+from hpcjobs.scheduler.slurm.start_estimate import estimate_start
 from hpcjobs.scheduler.slurm.written import written_jobs
 from hpcjobs.user import user_name
 
-# The controller is restarting or overloaded: asking again may help. Anything else Slurm says is final.
-_TRANSIENT = re.compile(
-    r"unable to contact slurm controller|socket timed out|connection refused|connection timed out"
-    r"|zero bytes were transmitted|temporarily unable|resource temporarily unavailable|standby mode"
-    r"|connect failure|communication connection failure"
-    r"|problem talking to the database|unable to connect to database|persistent connection|no route to host",
-    re.IGNORECASE,
-)
-# The question may have arrived and only the answer been lost.
-_ANSWER_LOST = re.compile(
-    r"timed out|zero bytes were transmitted|receive failure|shutdown failure|reset by peer|unexpected message",
-    re.IGNORECASE,
-)
 _PAUSES_S = (1.0, 2.0, 4.0)
 _PATIENCE_S = 45.0
 """Nothing is tried again after this time: without a controller, a command itself tries for MessageTimeout twice. It is
@@ -63,7 +50,7 @@ class SlurmScheduler:
         pause: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._cluster_env = {"SLURM_CONF": slurm_conf} if slurm_conf else {}
+        self._slurm_conf = slurm_conf
         self._runner = runner
         self._pause = pause
         self._clock = clock
@@ -83,7 +70,7 @@ class SlurmScheduler:
         maybe_taken, begun = 0, self._clock()
         for tries, pause in enumerate((*_PAUSES_S, None), start=1):
             # sbatch hands its environment on to the job.
-            result = self._run(plan.command, cwd=plan.job.chdir, env=self._cluster_env)
+            result = self._run(plan.command, cwd=plan.job.chdir, env=slurm_commands.cluster_env(self._slurm_conf))
             printed = parse_submitted(result.out)
             if result.code == 0 and printed is not None:
                 messages = tuple(line for line in map(str.strip, result.err.splitlines()) if line)
@@ -125,14 +112,14 @@ class SlurmScheduler:
 
     def _find_in_queue(self, plan: Plan) -> list[Submitted]:
         """Those that wait, run, or have ended within MinJobAge."""
-        records = parse_squeue(self._ask(QUEUED.squeue("--me", "--states=all")).out)
+        records = parse_squeue(self._ask(slurm_commands.list_queue(*QUEUED, mine=True, states=("all",))).out)
         return _oldest_first(record.job_id for record in records if record.command == plan.command[-1])
 
     def _find_accounted(self, plan: Plan) -> list[Submitted]:
         """Those whose sbatch command, which Slurm 20.11 and newer keep, ends with the script."""
         script = plan.command[-1]
-        since = _sacct_time(os.stat(script).st_mtime - _CLOCKS_DIFFER_S)
-        question = SUBMISSIONS.sacct("--allocations", f"--user={user_name()}", f"--starttime={since}")
+        since = os.stat(script).st_mtime - _CLOCKS_DIFFER_S
+        question = slurm_commands.list_accounted(*SUBMISSIONS, users=[user_name()], since=since)
         try:
             out = self._ask(question).out
         except SchedulerDownError:
@@ -145,7 +132,7 @@ class SlurmScheduler:
 
     def queue(self) -> list[JobRecord]:
         """My pending and running jobs, with reason and estimated start: one squeue."""
-        return parse_squeue(self._ask(QUEUED.squeue("--me")).out)
+        return parse_squeue(self._ask(slurm_commands.list_queue(*QUEUED, mine=True)).out)
 
     def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
         """Ended jobs as the accounting has them, by sacct; where there is none or it does not answer, by scontrol.
@@ -159,7 +146,7 @@ class SlurmScheduler:
         if not ids:
             return []
         try:
-            commands = (ACCOUNTED.sacct("--allocations", f"--jobs={','.join(portion)}") for portion in split_ids(ids))
+            commands = (slurm_commands.list_accounted(*ACCOUNTED, jobs=portion) for portion in split_ids(ids))
             return [record for command in commands for record in parse_sacct(self._ask(command).out)]
         except SchedulerError as error:
             parents = {job_id.split("_")[0] for job_id in ids}
@@ -177,10 +164,12 @@ class SlurmScheduler:
         """
         if job_ids is not None and not job_ids:
             return []
-        options = [f"--jobs={','.join(job_ids)}"] if job_ids is not None else [f"--starttime={_sacct_time(since or 0)}"]
+        question = slurm_commands.list_accounted(
+            *ACCOUNTED, users=[user], jobs=job_ids or (), since=(since or 0) if job_ids is None else None
+        )
         accounted: list[JobRecord] = []
         try:
-            accounted = parse_sacct(self._ask(ACCOUNTED.sacct("--allocations", f"--user={user}", *options)).out)
+            accounted = parse_sacct(self._ask(question).out)
         except SchedulerError as error:
             if not isinstance(error, CommandMissingError) and "disabled" not in error.message:
                 warnings.warn(
@@ -188,21 +177,21 @@ class SlurmScheduler:
                 )
         ids = None if job_ids is None else {job_id.split("_")[0] for job_id in job_ids}
         there = {record.job_id for record in accounted}
-        remembered = parse_squeue(self._ask(QUEUED.squeue("--me", "--states=all")).out)
+        remembered = parse_squeue(self._ask(slurm_commands.list_queue(*QUEUED, mine=True, states=("all",))).out)
         further = [record for record in remembered if ids is None or record.job_id.split("_")[0] in ids]
         return accounted + [record for record in further if record.job_id not in there]
 
-    def show_jobs(self, ids: Collection[str]) -> list[JobRecord]:
+    def show_jobs(self, job_ids: Collection[str]) -> list[JobRecord]:
         """The jobs as slurmctld remembers them; one that it has forgotten gives none."""
-        if len(ids) > _SHOWN_ONE_BY_ONE:
-            records = parse_scontrol(self._ask(SHOW_JOB).out)
+        if len(job_ids) > _SHOWN_ONE_BY_ONE:
+            records = parse_scontrol(self._ask(slurm_commands.show_job()).out)
         else:
-            records = [record for job_id in sorted(ids, key=int) for record in self._show_job(job_id)]
-        return [record for record in records if record.job_id.split("_")[0] in ids]
+            records = [record for job_id in sorted(job_ids, key=int) for record in self._show_job(job_id)]
+        return [record for record in records if record.job_id.split("_")[0] in job_ids]
 
     def _show_job(self, job_id: str) -> list[JobRecord]:
         try:
-            return parse_scontrol(self._ask([*SHOW_JOB, job_id]).out)
+            return parse_scontrol(self._ask(slurm_commands.show_job(job_id)).out)
         except SchedulerError as error:
             if "invalid job id" in error.message.lower():
                 return []
@@ -212,24 +201,38 @@ class SlurmScheduler:
         """Cancel; a job that has ended already is no error."""
         refuse_change("cancel")
         for portion in split_ids(sorted(set(job_ids))):
-            self._ask(["scancel", "--quiet", *portion])
+            self._ask(slurm_commands.cancel(portion))
 
-    def control(self, verb: str, job_ids: Iterable[str]) -> None:
-        """Hold, release or requeue jobs."""
+    def hold(self, job_ids: Iterable[str]) -> None:
+        self._control("hold", job_ids)
+
+    def release(self, job_ids: Iterable[str]) -> None:
+        self._control("release", job_ids)
+
+    def requeue(self, job_ids: Iterable[str]) -> None:
+        self._control("requeue", job_ids)
+
+    def _control(self, verb: str, job_ids: Iterable[str]) -> None:
         refuse_change(verb)
         for portion in split_ids(job_ids):
-            self._ask(["scontrol", verb, ",".join(portion)])
+            self._ask(slurm_commands.control(verb, portion))
 
     def update(self, job_id: str, settings: Sequence[str]) -> None:
         """Change ``Name=value`` settings of a job, by scontrol's names."""
         refuse_change("update")
-        self._ask(["scontrol", "update", f"JobId={job_id}", *settings])
+        self._ask(slurm_commands.update(job_id, *settings))
 
     def signal(self, job_ids: Iterable[str], name: str, *, batch_script: bool) -> None:
         """Send a signal to the steps of jobs; with ``batch_script`` to all their processes."""
         refuse_change("signal")
         for portion in split_ids(sorted(set(job_ids))):
-            self._ask(["scancel", f"--signal={name}", *(["--full"] if batch_script else []), *portion])
+            self._ask(slurm_commands.signal(portion, name, batch_script=batch_script))
+
+    def step(self, job_id: str, hosts: Sequence[str], *options: str) -> list[str]:
+        return slurm_commands.start_beside(job_id, hosts, *options)
+
+    def estimate(self, job: Job) -> Estimate:
+        return estimate_start(job, runner=self._runner)
 
     def query(self, argv: Sequence[str]) -> str:
         """What a Slurm command prints that only reads.
@@ -241,7 +244,7 @@ class SlurmScheduler:
 
     def follow(self, argv: Sequence[str], each: Callable[[str], None]) -> int:
         """Hand on each line of a Slurm command that prints much, as it comes, with its messages; the exit code."""
-        return run_following(argv, each, env={**QUESTION, **self._cluster_env})
+        return run_following(argv, each, env=slurm_commands.question_env(self._slurm_conf))
 
     def _run(self, argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
         """Slurm's commands look for a minute for a configuration that is not there; that wait is avoided here."""
@@ -251,10 +254,10 @@ class SlurmScheduler:
                 f"no Slurm to ask: its configuration {conf} is not there",
                 hint="a sandbox's is there while it is up; the site's slurm_conf or SLURM_CONF names another cluster's",
             )
-        return self._runner(argv, cwd=cwd, env={**QUESTION, **self._cluster_env} if env is None else env)
+        return self._runner(argv, cwd=cwd, env=slurm_commands.question_env(self._slurm_conf) if env is None else env)
 
     def _configuration(self) -> str | None:
-        return self._cluster_env.get("SLURM_CONF") or os.environ.get("SLURM_CONF")
+        return self._slurm_conf or os.environ.get("SLURM_CONF")
 
     def _ask(self, argv: Sequence[str]) -> Result:
         """Run a command that only reads, or may safely run twice."""
@@ -270,12 +273,12 @@ class SlurmScheduler:
 
     def _worth_another_try(self, result: Result, pause: float | None, begun: float) -> bool:
         is_late = self._clock() - begun >= _PATIENCE_S
-        return pause is not None and not is_late and bool(_TRANSIENT.search(result.err))
+        return pause is not None and not is_late and slurm_commands.is_unanswered(result.err)
 
     def _error(self, argv: Sequence[str], result: Result, *, tries: int, maybe_taken: bool = False) -> SchedulerError:
         message = "\n".join(line for line in (result.err or result.out).strip().splitlines() if line) or "(nothing)"
         conf = self._configuration() or "its default place"
-        if _TRANSIENT.search(result.err):
+        if slurm_commands.is_unanswered(result.err):
             daemon, ping = _DAEMONS.get(argv[0], ("the controller", "scontrol ping"))
             count = "1 try" if tries == 1 else f"{tries} tries"
             taken = "; it may have taken the job all the same: look with `hpcjobs ps`" if maybe_taken else ""
@@ -299,14 +302,9 @@ def _maybe_taken(result: Result) -> bool:
     is_refusal = (
         0 < result.code < 128 and bool((result.err + result.out).strip()) and parse_submitted(result.out) is None
     )
-    return not is_refusal or bool(_ANSWER_LOST.search(result.err))
+    return not is_refusal or slurm_commands.is_answer_lost(result.err)
 
 
 def _oldest_first(ids: Iterable[str]) -> list[Submitted]:
     """Each job once; tasks of an array are one job."""
     return [Submitted(job_id) for job_id in sorted({job_id.split("_")[0] for job_id in ids}, key=int)]
-
-
-def _sacct_time(moment: float) -> str:
-    """Seconds since 1970 as sacct reads times: local, and none before it had any job."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(max(moment, 86_400.0)))

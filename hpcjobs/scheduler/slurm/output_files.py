@@ -10,9 +10,10 @@ from typing import Final
 
 from hpcjobs.errors import RequestError, SchedulerError
 from hpcjobs.job.batch import is_batch_script, read_batch_script
-from hpcjobs.scheduler.slurm.client import SlurmScheduler
+from hpcjobs.scheduler.base import Scheduler
 from hpcjobs.scheduler.slurm.fields import read_shown
-from hpcjobs.scheduler.slurm.table import SHOW_JOB, Table, TableRow
+from hpcjobs.scheduler.slurm.table import Table, TableRow
+from hpcjobs.slurm_commands import list_accounted, show_job
 
 _SUBMISSION: Final = Table(("JobID", "JobIDRaw", "JobName", "User", "WorkDir", "SubmitLine"))
 _PATTERN = re.compile(r"%(\d*)([%AajJNnstux])")
@@ -27,14 +28,14 @@ _SYMBOLS = {"t": r"(?P<rank>\d+)", "n": r"\d+"}
 _DEFAULT, _DEFAULT_OF_TASK = "slurm-%j.out", "slurm-%A_%a.out"
 
 
-def output_file(slurm: SlurmScheduler, job_id: str) -> Path | None:
+def output_file(slurm: Scheduler, job_id: str) -> Path | None:
     """The file of job or array task ``job_id``; None: neither slurmctld nor the accounting knows it.
 
     slurmctld forgets a job some minutes after its end. Then the options of the recorded sbatch command count, else the
     ``#SBATCH`` lines of the script that it names, as the script is now, else sbatch's default.
     """
     try:
-        shown = read_shown(slurm.query([*SHOW_JOB, job_id]).splitlines()[0])
+        shown = read_shown(slurm.query(show_job(job_id)).splitlines()[0])
     except (SchedulerError, IndexError):
         shown = {}
     if path := TableRow(shown).name("StdOut"):
@@ -43,7 +44,7 @@ def output_file(slurm: SlurmScheduler, job_id: str) -> Path | None:
     return None if row is None else _from_accounting(row, job_id)
 
 
-def accounted_files(slurm: SlurmScheduler, job_id: str) -> list[Path]:
+def accounted_files(slurm: Scheduler, job_id: str) -> list[Path]:
     """The files of standard output and error of a job that slurmctld has forgotten, as far as the accounting shows."""
     row = _submission(slurm, job_id)
     if row is None:
@@ -52,10 +53,10 @@ def accounted_files(slurm: SlurmScheduler, job_id: str) -> list[Path]:
     return [_from_accounting(row, job_id), *([_from_accounting(row, job_id, error)] if error else [])]
 
 
-def find_script(slurm: SlurmScheduler, job_id: str) -> tuple[Path, Path] | None:
+def find_script(slurm: Scheduler, job_id: str) -> tuple[Path, Path] | None:
     """The batch script of a job as it is now, and the folder that the job began in; None: there is no such file."""
     try:
-        shown = read_shown(slurm.query([*SHOW_JOB, job_id]).splitlines()[0])
+        shown = read_shown(slurm.query(show_job(job_id)).splitlines()[0])
         folder, arguments = Path(shown.get("WorkDir") or "."), (shown.get("Command") or "").split()
     except (SchedulerError, IndexError):
         row = _submission(slurm, job_id)
@@ -90,9 +91,9 @@ def files_of_steps(script: Path, *, job_id: str, name: str | None, folder: Path)
                     yield Path(path), int(match["rank"]) if match.re.groups else None
 
 
-def _submission(slurm: SlurmScheduler, job_id: str) -> TableRow | None:
+def _submission(slurm: Scheduler, job_id: str) -> TableRow | None:
     try:
-        return next(_SUBMISSION.rows(slurm.query(_SUBMISSION.sacct("--allocations", f"--jobs={job_id}"))), None)
+        return next(_SUBMISSION.rows(slurm.query(list_accounted(*_SUBMISSION, jobs=[job_id]))), None)
     except SchedulerError:
         return None
 

@@ -7,14 +7,14 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from hpcjobs.job.directives import sbatch_options
 from hpcjobs.job.models import Job
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.runtime.hostlist import hosts_of
+from hpcjobs.scheduler.base import Estimate
 from hpcjobs.scheduler.slurm.fields import read_shown
 from hpcjobs.site.resources import is_option_where
+from hpcjobs.slurm_commands import check_submission, cluster_env, count_nodes_by_state, question_env, show_partitions
 
 _EXPECTED_START = re.compile(r"\bstart(?:s|ing)?(?: ?time)?(?:[:=]| at| is)\s*(\S+?)[,.;]?(?:\s|$)", re.IGNORECASE)
 _PREFIX = re.compile(r"^(?:sbatch: )?(?:error: )?(?:allocation failure: )?")
@@ -24,15 +24,6 @@ _IDLE = ("idle", "idle~")
 """Nodes that can take a job, the second ones once they are powered up."""
 
 
-class Estimate(msgspec.Struct, frozen=True):
-    """Slurm's answer: when the job would start (seconds since 1970), or why it refuses it. None, None: no estimate."""
-
-    start: float | None = None
-    refusal: str | None = None
-    messages: tuple[str, ...] = ()
-    """What a plugin of the site says of the job."""
-
-
 def estimate_start(job: Job, *, runner: Runner = run) -> Estimate:
     """Slurm's estimate for ``job`` if it were submitted now."""
     options = [
@@ -40,15 +31,17 @@ def estimate_start(job: Job, *, runner: Runner = run) -> Estimate:
         for name, value in sbatch_options(job)
         if not is_option_where(name, "first_run")  # Slurm has no estimate for them
     ]
-    return ask_sbatch([*options, "--wrap=true"], slurm_conf=job.slurm_conf, cwd=job.chdir, runner=runner)
+    estimate = ask_sbatch([*options, "--wrap=true"], slurm_conf=job.slurm_conf, cwd=job.chdir, runner=runner)
+    if "denied" in (estimate.refusal or "") and (problem := find_host_problem(job, runner=runner)) is not None:
+        return Estimate(refusal=f"{estimate.refusal} ({problem})")
+    return estimate
 
 
 def ask_sbatch(
     args: Sequence[str], *, slurm_conf: str | None = None, cwd: str | None = None, runner: Runner = run
 ) -> Estimate:
     """Slurm's estimate for these arguments of sbatch: options, and a script or ``--wrap``."""
-    env = {"SLURM_TIME_FORMAT": "%s"} | ({"SLURM_CONF": slurm_conf} if slurm_conf else {})
-    answer = runner(["sbatch", "--test-only", *args], cwd=cwd, env=env)
+    answer = runner(check_submission(*args), cwd=cwd, env=question_env(slurm_conf))
     if answer.code == 0:
         lines = [line.removeprefix("sbatch: ").strip() for line in answer.err.splitlines()]
         messages = tuple(line for line in lines if line and parse_start(line) is None and not line.startswith("Job "))
@@ -71,10 +64,10 @@ def submit_host_problem(alloc_nodes: str, host: str) -> str | None:
 
 def find_host_problem(job: Job, *, runner: Runner = run) -> str | None:
     """Why none of the partitions of ``job`` takes jobs from this host; None: one does, or Slurm does not say."""
-    env = {"SLURM_CONF": job.slurm_conf} if job.slurm_conf else None
+    env = cluster_env(job.slurm_conf)
     problems = []
     for name in (job.resources.partition or "").split(","):
-        answer = runner(["scontrol", "--oneliner", "show", "partition", name], env=env) if name else None
+        answer = runner(show_partitions(name), env=env) if name else None
         if answer is None or answer.code != 0:
             return None
         if (problem := submit_host_problem(read_shown(answer.out).get("AllocNodes", ""), os.uname().nodename)) is None:
@@ -85,8 +78,7 @@ def find_host_problem(job: Job, *, runner: Runner = run) -> str | None:
 
 def count_idle_nodes(partition: str | None, *, env: Mapping[str, str] | None, runner: Runner = run) -> int:
     """Nodes of one of these partitions that are idle now, neither planned for another job nor reserved."""
-    named = [f"--partition={partition}"] if partition else []
-    answer = runner(["sinfo", "--noheader", "--format=%R %D %T", *named], env=env)
+    answer = runner(count_nodes_by_state(partition), env=env)
     counts: dict[str, int] = {}
     for line in answer.out.splitlines() if answer.code == 0 else ():
         name, nodes, state = [*line.split(), "", "", ""][:3]

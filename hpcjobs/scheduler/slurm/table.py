@@ -1,9 +1,8 @@
-"""Tables that sacct and squeue print: how they are requested, and how their rows are read by the name of a column.
+"""Reads tables that sacct, squeue and sstat print, by the names of columns.
 
-This module is for the scheduler client and for the accounting. ``table.sacct()`` and ``table.squeue()`` are the
-commands, and `QUESTION` is their environment. ``table.rows(out)`` gives a `TableRow` per job, whose values are read by
-column: ``row.count("NNodes")``, ``row.time("Submit")``. Of an answer that is too large to hold,
-``table.split(rest + block)`` gives the records block by block. `fields` has the spellings of single values.
+``slurm_commands.list_queue(*table)`` and ``list_accounted(*table)`` request a table. ``table.rows(out)`` gives a
+`TableRow` per job: ``row.count("NNodes")``, ``row.time("Submit")``. ``table.split(rest + block)`` gives the records of
+an answer that is too large to hold, block by block. `fields` reads single values.
 """
 
 from __future__ import annotations
@@ -18,17 +17,6 @@ from hpcjobs.scheduler.slurm import fields
 
 SEPARATOR: Final = "\x1f"
 CONTROL: Final = "".join(chr(code) for code in range(1, 31) if chr(code) not in "\t\n\v\f\r")
-QUESTION: Final[Mapping[str, str]] = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
-"""Environment of every question: times in seconds, and the indices of pending array tasks in full, not cut to 64
-characters."""
-SHOW_JOB: Final = ("scontrol", "--all", "--oneliner", "show", "job")
-"""The question for one job, whose id follows, or for all: without --all a job in a hidden partition is no job."""
-_SQUEUE_LETTERS: Final = {
-    "JobID": "i", "JobName": "j", "State": "T", "Reason": "r", "Partition": "P", "NodeList": "N", "NNodes": "D",
-    "Submit": "V", "Start": "S", "Elapsed": "M", "TimeLimit": "l", "Command": "o", "User": "u", "Account": "a",
-    "QOS": "q",
-}  # fmt: skip
-"""sacct's names of what squeue prints. squeue's own long names (--Format) cut values to a width."""
 _JOB_ID = re.compile(r"\s*\d")
 
 
@@ -95,16 +83,6 @@ class Table(NamedTuple):
 
     columns: tuple[str, ...]
     separator: str = SEPARATOR
-
-    def sacct(self, *options: str) -> list[str]:
-        """The command that asks the accounting for this table; ``options`` say of which jobs."""
-        command = ["sacct", "--noheader", "--parsable2", "--noconvert", f"--delimiter={self.separator}"]
-        return [*command, f"--format={','.join(self.columns)}", *options]
-
-    def squeue(self, *options: str) -> list[str]:
-        """The command that asks the controller for this table, hidden partitions included."""
-        letters = self.separator.join(f"%{_SQUEUE_LETTERS[column]}" for column in self.columns)
-        return ["squeue", "--all", "--noheader", f"--format={letters}", *options]
 
     def rows(self, out: str) -> Iterator[TableRow]:
         """The rows of a complete answer. What is no record of this table is left out."""

@@ -35,6 +35,7 @@ from hpcjobs.runtime.exits import (
     TrainerError,
 )
 from hpcjobs.runtime.streams import print_error
+from hpcjobs.scheduler_kind import find_kind
 from hpcjobs.trainers.distributed.rendezvous import open_store, roll_call
 
 
@@ -338,6 +339,6 @@ def requests_gpus(environ: Mapping[str, str]) -> str | None:
     if count not in ("", "0"):
         return f"SLURM_GPUS_ON_NODE={count}"
     lists = ["SLURM_JOB_GPUS", "SLURM_STEP_GPUS"]  # of device numbers: 0 is one
-    if environ.get("HPCJOBS_SCHEDULER") == "local":
+    if not find_kind(environ.get("HPCJOBS_SCHEDULER", "")).has_nodes:
         lists.append("CUDA_VISIBLE_DEVICES")
     return next((f"{name}={environ[name]}" for name in lists if environ.get(name)), None)

@@ -236,7 +236,7 @@ def test_the_queue_is_asked_without_questions_also_of_a_host_nobody_knows() -> N
     assert argv[:3] == ["ssh", "-o", "BatchMode=yes"]
     assert "StrictHostKeyChecking=accept-new" in argv
     assert f'UserKnownHostsFile="{Path("a folder").absolute()}/known_hosts"' in argv
-    assert argv[-4:] == ["hpc@198.51.100.7", "squeue", "--noheader", "--format=%i_%T_%u_%j"]
+    assert argv[-5:] == ["hpc@198.51.100.7", "squeue", "--all", "--noheader", "--format=%i_%T_%u_%j"]
 
 
 def test_the_wheel_is_copied_as_soon_as_the_head_lets_somebody_in() -> None:

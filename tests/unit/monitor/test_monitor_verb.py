@@ -146,7 +146,7 @@ def test_a_job_that_was_submitted_by_other_means_is_sampled_by_its_id(here: Path
     last = (folder / "monitor.jsonl").read_text().splitlines()[-2]
     assert json.loads(last)["ranks"] == 1
     step = (slurm / "srun.asked").read_text()
-    assert " --jobid=4711 --overlap --mpi=none --nodelist=n7 --nodes=1 --ntasks=1 --ntasks-per-node=1 " in step
+    assert "--jobid=4711 --overlap --mpi=none --nodes=1 --ntasks=1 --ntasks-per-node=1 --nodelist=n7 " in step
     assert program.returncode == -signal.SIGKILL
 
 

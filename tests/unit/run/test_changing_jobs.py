@@ -138,7 +138,7 @@ def test_20_000_jobs_are_asked_about_and_changed_in_portions(slurm: Path) -> Non
     ids = [str(1_000_000 + number) for number in range(20_000)]
     scheduler = SlurmScheduler()
     assert scheduler.account(ids) == []
-    scheduler.control("hold", ids)
+    scheduler.hold(ids)
     scheduler.cancel(ids)
     queried = [call.partition("--jobs=")[2].split(",") for call in given(slurm, "sacct")]
     held = [call.removeprefix("hold ").split(",") for call in given(slurm, "scontrol")]

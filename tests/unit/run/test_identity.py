@@ -23,7 +23,7 @@ from hpcjobs.run.select import newest, select
 from hpcjobs.run.status import statuses
 from hpcjobs.run.wait import wait
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, Submitted
-from hpcjobs.scheduler.cluster import reachable_clusters
+from hpcjobs.scheduler.connect import reachable_clusters
 from hpcjobs.site.machine import cluster_name
 from hpcjobs.user import user_name
 
@@ -42,6 +42,9 @@ class Slurm:
 
     def submit(self, plan: Plan) -> Submitted:
         raise AssertionError("nothing is submitted here")
+
+    def show_jobs(self, job_ids: Iterable[str]) -> list[JobRecord]:
+        return []
 
     def find_submitted(self, plan: Plan) -> list[Submitted]:
         return []

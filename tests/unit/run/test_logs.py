@@ -106,6 +106,9 @@ class Requeuing:
     def cancel(self, job_ids: object) -> None:
         raise AssertionError
 
+    def show_jobs(self, job_ids: list[str]) -> list[JobRecord]:
+        return []
+
     def find_submitted(self, plan: object) -> list[Submitted]:
         return []
 

@@ -47,6 +47,9 @@ class FillsTheDisk:
         fill(self._runs)
         return Submitted(job_id="L9")
 
+    def show_jobs(self, job_ids: list[str]) -> list[JobRecord]:
+        return []
+
     def find_submitted(self, plan: Plan) -> list[Submitted]:
         return []
 

@@ -10,6 +10,7 @@ from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.slurm.parse import ACCOUNTED, parse_sacct, parse_scontrol, parse_squeue
 from hpcjobs.scheduler.slurm.start_estimate import parse_start
 from hpcjobs.scheduler.slurm.table import SEPARATOR, Table
+from hpcjobs.slurm_commands import list_accounted, list_queue
 
 RECORDED = Path(__file__).resolve().parents[2] / "data" / "slurm"
 
@@ -172,10 +173,10 @@ def test_an_answer_in_blocks_gives_the_records_of_the_answer_in_one_piece() -> N
         assert (records, rest) == (ACCOUNTED.split(text).records, "")
 
 
-def test_one_question_asks_columns_by_name_of_either_command() -> None:
+def test_one_table_asks_for_its_columns_by_either_command() -> None:
     table = Table(("JobID", "State", "Submit"), "|")
-    assert table.sacct("--jobs=7")[-2:] == ["--format=JobID,State,Submit", "--jobs=7"]
-    assert table.squeue("--me")[-2:] == ["--format=%i|%T|%V", "--me"]
+    assert list_accounted(*table, jobs=["7"])[-3:] == ["--format=JobID,State,Submit", "--allocations", "--jobs=7"]
+    assert list_queue(*table, mine=True)[-2:] == ["--format=%i|%T|%V", "--me"]
 
 
 @pytest.mark.parametrize("name", ["squeue.txt", "sacct.txt"])

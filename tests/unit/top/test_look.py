@@ -49,6 +49,9 @@ class Queue:
             raise SchedulerDownError("no answer from Slurm")
         return self.records
 
+    def show_jobs(self, job_ids: Iterable[str]) -> list[JobRecord]:
+        return []
+
     def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
         self.queries.append(f"account {' '.join(sorted(job_ids))}")
         return self.accounted

@@ -1,0 +1,49 @@
+"""What the kinds of schedulers can do.
+
+Code that depends on it asks for a capability: a further scheduler is a line of `KINDS`, and no search for comparisons.
+Python 3.6, standard library: the node's program has this module too.
+"""
+
+from typing import NamedTuple
+
+
+class SchedulerKind(NamedTuple):
+    """Capabilities of a scheduler."""
+
+    has_partitions: bool
+    """Jobs run in a partition of a cluster, which has limits of its own."""
+    has_nodes: bool
+    """Jobs get nodes of a cluster; otherwise they run on this machine."""
+    has_accounting: bool
+    """It keeps records of ended jobs, other users' too (sacct)."""
+    runs_steps: bool
+    """It starts tasks within an allocation, from outside too (srun)."""
+    takes_sbatch_options: bool
+    """Scripts and the user's environment have options of sbatch, and others submit jobs with it too."""
+    may_requeue: bool
+    """It puts a job back into its queue, also one that has ended."""
+
+
+KINDS = {
+    "slurm": SchedulerKind(
+        has_partitions=True,
+        has_nodes=True,
+        has_accounting=True,
+        runs_steps=True,
+        takes_sbatch_options=True,
+        may_requeue=True,
+    ),
+    "local": SchedulerKind(
+        has_partitions=False,
+        has_nodes=False,
+        has_accounting=False,
+        runs_steps=False,
+        takes_sbatch_options=False,
+        may_requeue=False,
+    ),
+}
+
+
+def find_kind(scheduler: str) -> SchedulerKind:
+    """The kind of that name. One of a newer hpcjobs, which an index can name, is a cluster's."""
+    return KINDS.get(scheduler, KINDS["slurm"])

@@ -1,0 +1,308 @@
+"""Command lines of Slurm: one function for each that hpcjobs runs, on login hosts and on nodes.
+
+No other module spells one. So an option that an answer depends on, such as ``--all`` for hidden partitions, is given
+here, once for everybody who asks. Python 3.6, standard library: the node's program has this module too.
+"""
+
+import re
+import time
+from typing import Dict, Iterable, List, Optional, Sequence
+
+NAMES = (
+    *("sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo", "sprio", "srun", "sdiag", "sacctmgr"),
+    *("salloc", "sreport", "sshare", "sstat"),
+)
+"""Slurm's programs."""
+HOST_NAMES = 'scontrol show hostnames "$SLURM_JOB_NODELIST"'
+"""Line of a job script that prints the names of the job's nodes, one per line."""
+_QUEUE_LETTERS = {
+    "JobID": "i", "JobName": "j", "State": "T", "Reason": "r", "Partition": "P", "NodeList": "N", "NNodes": "D",
+    "Submit": "V", "Start": "S", "Elapsed": "M", "TimeLimit": "l", "TimeLeft": "L", "Command": "o", "User": "u",
+    "Account": "a", "QOS": "q", "Priority": "Q",
+}  # fmt: skip
+"""sacct's names of what squeue prints. squeue's own long names (--Format) cut values to a width."""
+_LISTED = ("--noheader", "--parsable2")
+_EARLIEST = 86_400.0
+"""sacct refuses times before 1970, in any time zone."""
+
+
+# --- environment
+
+
+def cluster_env(slurm_conf: Optional[str]) -> Dict[str, str]:
+    """Variables that lead a command to the cluster of ``slurm_conf``; None: to the one that it finds by itself."""
+    return {"SLURM_CONF": slurm_conf} if slurm_conf else {}
+
+
+def question_env(slurm_conf: Optional[str]) -> Dict[str, str]:
+    """The same for a question: times in seconds, and indices of pending array tasks not cut to 64 characters."""
+    return dict(cluster_env(slurm_conf), SLURM_TIME_FORMAT="%s", SLURM_BITSTR_LEN="0")
+
+
+# --- answers
+
+_NO_CONTACT = re.compile(
+    r"unable to contact slurm controller|connection refused|temporarily unable|resource temporarily unavailable"
+    r"|standby mode|connect failure|communication connection failure|not responding|no route to host"
+    r"|problem talking to the database|unable to connect to database|persistent connection",
+    re.IGNORECASE,
+)
+_ANSWER_LOST = re.compile(
+    r"timed out|zero bytes|receive failure|shutdown failure|reset by peer|unexpected message|did not answer within",
+    re.IGNORECASE,
+)
+
+
+def is_unanswered(message: str) -> bool:
+    """Whether a command failed because its daemon restarts or is overloaded: asking again may help.
+
+    Anything else that Slurm says is final.
+    """
+    return _NO_CONTACT.search(message) is not None or is_answer_lost(message)
+
+
+def is_answer_lost(message: str) -> bool:
+    """Whether the daemon may have done what it was asked, and only its answer was lost."""
+    return _ANSWER_LOST.search(message) is not None
+
+
+# --- jobs
+
+
+def list_queue(
+    columns: Iterable[str],
+    separator: str,
+    *,
+    mine: bool = False,
+    states: Sequence[str] = (),
+    partition: Optional[str] = None,
+) -> List[str]:
+    """``squeue`` of these columns, by sacct's names. ``states``: ``all`` for ended jobs too; none: pending, running."""
+    letters = separator.join("%" + _QUEUE_LETTERS[column] for column in columns)
+    argv = ["squeue", "--all", "--noheader", "--format=" + letters]
+    argv += ["--me"] if mine else []
+    argv += ["--states=" + ",".join(states)] if states else []
+    return [*argv, "--partition=" + partition] if partition else argv
+
+
+def list_accounted(
+    columns: Iterable[str],
+    separator: str,
+    *,
+    jobs: Iterable[str] = (),
+    users: Optional[Iterable[str]] = (),
+    since: Optional[float] = None,
+    until: Optional[float] = None,
+    clusters: Optional[str] = None,
+    steps: bool = False,
+    attempts: bool = False,
+) -> List[str]:
+    """``sacct`` of these columns.
+
+    Args:
+        users: whose jobs; None: everybody's; empty: the caller's.
+        since, until: seconds since 1970.
+        steps: with a row for each step of a job.
+        attempts: with a row for each start of a requeued job.
+    """
+    argv = ["sacct", *_LISTED, "--noconvert", "--delimiter=" + separator, "--format=" + ",".join(columns)]
+    argv += [] if steps else ["--allocations"]
+    argv += ["--duplicates"] if attempts else []
+    argv += ["--clusters=" + clusters] if clusters else []
+    ids = ",".join(jobs)
+    argv += ["--jobs=" + ids] if ids else []
+    names = None if users is None else ",".join(users)
+    argv += ["--allusers"] if names is None else ["--user=" + names] if names else []
+    argv += [] if since is None else ["--starttime=" + _local_time(since)]
+    return [*argv, *([] if until is None else ["--endtime=" + _local_time(until)])]
+
+
+def list_accounted_fields() -> List[str]:
+    """``sacct`` that prints the names of its columns."""
+    return ["sacct", "--helpformat"]
+
+
+def list_steps(columns: Iterable[str], separator: str, jobs: Iterable[str]) -> List[str]:
+    """``sstat`` of every step of these running jobs."""
+    assert separator == "|", "sstat has no option for another separator"
+    argv = ["sstat", "--allsteps", *_LISTED, "--noconvert", "--format=" + ",".join(columns)]
+    return [*argv, "--jobs=" + ",".join(jobs)]
+
+
+def show_job(job_id: Optional[str] = None) -> List[str]:
+    """``scontrol`` that prints one job, or all: without --all a job in a hidden partition is no job."""
+    argv = ["scontrol", "--all", "--oneliner", "show", "job"]
+    return argv if job_id is None else [*argv, job_id]
+
+
+def submit(script: str, *options: str) -> List[str]:
+    """``sbatch`` that prints the id of the job."""
+    return ["sbatch", "--parsable", *options, script]
+
+
+def check_submission(*arguments: str) -> List[str]:
+    """``sbatch`` that submits nothing: whether the controller would take the job, and when it would start."""
+    return ["sbatch", "--test-only", *arguments]
+
+
+def cancel(job_ids: Iterable[str]) -> List[str]:
+    """``scancel``, silent about jobs that have ended."""
+    return ["scancel", "--quiet", *job_ids]
+
+
+def signal(job_ids: Iterable[str], name: str, *, batch_script: bool = False) -> List[str]:
+    """``scancel`` that sends a signal to the steps of jobs; with ``batch_script`` to the batch script too."""
+    return ["scancel", "--signal=" + name, *(["--full"] if batch_script else []), *job_ids]
+
+
+def control(verb: str, job_ids: Iterable[str]) -> List[str]:
+    """``scontrol`` ``hold``, ``release``, ``requeue`` or ``requeuehold``."""
+    return ["scontrol", verb, ",".join(job_ids)]
+
+
+def update(job_id: str, *settings: str) -> List[str]:
+    """``scontrol`` that changes ``Name=value`` settings of a job."""
+    return ["scontrol", "update", "JobId=" + job_id, *settings]
+
+
+# --- steps and allocations
+
+
+def start_step(options: Iterable[str], program: Iterable[str] = ()) -> List[str]:
+    """``srun`` that fills the allocation it runs in."""
+    return ["srun", *options, *program]
+
+
+def start_on(hosts: Sequence[str], *options: str) -> List[str]:
+    """``srun`` that starts one task on each of ``hosts`` of the allocation it runs in."""
+    return ["srun", *_one_task_each(hosts), *options]
+
+
+def start_beside(job_id: str, hosts: Sequence[str], *options: str) -> List[str]:
+    """``srun`` that starts one task on each of ``hosts`` within a running job, beside its other steps."""
+    return ["srun", "--jobid=" + job_id, "--overlap", "--mpi=none", *_one_task_each(hosts), *options]
+
+
+def allocate(options: Iterable[str], *, terminal: bool) -> List[str]:
+    """``salloc`` that runs the program behind it on the first node. Its step takes nothing from the steps in it."""
+    step = ["srun", "--interactive", "--preserve-env", "--mpi=none", "--nodes=1", "--ntasks=1"]
+    return ["salloc", *options, *step, *(["--pty"] if terminal else [])]
+
+
+def list_mpi_types() -> List[str]:
+    """``srun`` that prints the types of ``--mpi``."""
+    return ["srun", "--mpi=list"]
+
+
+def show_step_options() -> List[str]:
+    """``srun`` that prints its options, among them those of the site's plugins."""
+    return ["srun", "--help"]
+
+
+# --- the cluster
+
+
+def show_version() -> List[str]:
+    return ["scontrol", "--version"]
+
+
+def ping_controller() -> List[str]:
+    return ["scontrol", "ping"]
+
+
+def show_config() -> List[str]:
+    """``scontrol`` that prints the cluster's configuration."""
+    return ["scontrol", "show", "config"]
+
+
+def show_partitions(name: Optional[str] = None) -> List[str]:
+    """``scontrol`` that prints one partition, or all."""
+    argv = ["scontrol", "--all", "--oneliner", "show", "partition"]
+    return argv if name is None else [*argv, name]
+
+
+def show_nodes() -> List[str]:
+    return ["scontrol", "--all", "--oneliner", "show", "node"]
+
+
+def show_licenses() -> List[str]:
+    return ["scontrol", "--oneliner", "show", "licenses"]
+
+
+def show_reservations() -> List[str]:
+    return ["scontrol", "--oneliner", "show", "reservation"]
+
+
+def show_host_names(nodes: str) -> List[str]:
+    """``scontrol`` that prints the names in a list such as ``n[1-4]``, one per line."""
+    return ["scontrol", "show", "hostnames", nodes]
+
+
+def show_statistics() -> List[str]:
+    """``sdiag``, whose first lines have the time by the controller's clock."""
+    return ["sdiag"]
+
+
+def list_node_states(nodes: Sequence[str] = ()) -> List[str]:
+    """``sinfo`` that prints name and state of each node, those of hidden partitions too."""
+    argv = ["sinfo", "--all", "--noheader", "--Node", "--format=%N %T"]
+    return [*argv, "--nodes=" + ",".join(nodes)] if nodes else argv
+
+
+def count_nodes_by_state(partition: Optional[str]) -> List[str]:
+    """``sinfo`` that prints partition, number and state of nodes; ``partition`` may be several with commas."""
+    argv = ["sinfo", "--all", "--noheader", "--format=%R %D %T"]
+    return [*argv, "--partition=" + partition] if partition else argv
+
+
+def list_partitions() -> List[str]:
+    """``sinfo`` that prints the names of partitions that are not hidden from the user."""
+    return ["sinfo", "--noheader", "--format=%R"]
+
+
+# --- the accounting's own tables
+
+
+def list_associations(columns: Iterable[str], **where: str) -> List[str]:
+    """``sacctmgr`` of the associations ``where`` (``user="ada"``, ``account="chem"``)."""
+    return _show_accounting("associations", columns, *(name + "=" + value for name, value in where.items()))
+
+
+def show_default_account(user: str) -> List[str]:
+    return _show_accounting("user", ["DefaultAccount"], user)
+
+
+def list_qos(columns: Iterable[str]) -> List[str]:
+    return _show_accounting("qos", columns)
+
+
+def list_clusters() -> List[str]:
+    return _show_accounting("cluster", ["cluster"])
+
+
+def list_node_events(columns: Iterable[str], nodes: Iterable[str], since: float) -> List[str]:
+    """``sacctmgr`` of what befell ``nodes`` after ``since`` (seconds since 1970)."""
+    return _show_accounting("event", columns, "nodes=" + ",".join(nodes), "start=" + _local_time(since))
+
+
+def check_accounting() -> List[str]:
+    """``sacct`` of nothing: whether the user may ask it."""
+    return ["sacct", *_LISTED, "--starttime=now", "--format=JobID"]
+
+
+def change_accounting(*arguments: str) -> List[str]:
+    """``sacctmgr`` that adds or changes something without asking back."""
+    return ["sacctmgr", "--immediate", "--quiet", *arguments]
+
+
+def _show_accounting(table: str, columns: Iterable[str], *where: str) -> List[str]:
+    return ["sacctmgr", *_LISTED, "show", table, *where, "format=" + ",".join(columns)]
+
+
+def _one_task_each(hosts: Sequence[str]) -> List[str]:
+    count = str(len(hosts))
+    return ["--nodes=" + count, "--ntasks=" + count, "--ntasks-per-node=1", "--nodelist=" + ",".join(hosts)]
+
+
+def _local_time(moment: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(max(moment, _EARLIEST)))
