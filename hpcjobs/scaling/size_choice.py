@@ -13,7 +13,7 @@ from hpcjobs.scaling.size_answer import count_of
 
 REPEATS: Final = 3
 """Runs of a size that is measured: fewer have hardly an interval."""
-MOST_REPEATS: Final = 9
+MOST_REPEATS: Final = 12
 """Runs of a size whose interval has the target in it; then its lower bound decides."""
 
 
@@ -131,7 +131,7 @@ def choose_by_efficiency(
     value, low, high = short.efficiency
     fewest = min((base, short), key=lambda size: size.runs)
     if (low or 0) < target <= (high or value) and fewest.runs < MOST_REPEATS:
-        return MissingRuns(fewest.n, REPEATS, good.n, good.n)
+        return MissingRuns(fewest.n, min(fewest.runs, MOST_REPEATS - fewest.runs), good.n, good.n)
     if short.n - good.n > 1:
         return MissingRuns((good.n + short.n) // 2, REPEATS, good.n, good.n)
     return SizeChoice(good.n, describe_reached(good, sizes, per))
