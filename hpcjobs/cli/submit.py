@@ -256,7 +256,7 @@ def _find_size(
         min_efficiency=min_efficiency or 0.8,
         finish_by=None if finish_by is None else auto_size.parse_finish(finish_by),
     )
-    bench = auto_size.QueueBench(request, known, site, made_by, note)
+    bench = auto_size.QueueBench(request, known, site, made_by, note, {})
     answer = auto_size.find_size(goal, bench, report=note, tries=tries)
     for line in size_answer.describe_answer(answer):
         note(line)

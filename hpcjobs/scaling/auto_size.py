@@ -35,6 +35,7 @@ from hpcjobs.scaling.size_choice import (
     measure_sizes,
 )
 from hpcjobs.scaling.study_sweep import current_code
+from hpcjobs.scheduler.base import JobRecord
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.scheduler.outage import Report
 from hpcjobs.scheduler.slurm.start_estimate import estimate_start
@@ -126,6 +127,8 @@ class QueueBench(NamedTuple):
     site: str | None
     made_by: str
     report: Report
+    records: dict[str, JobRecord]
+    """The ends of the trials that were awaited, by run folder."""
 
     def job(self, options: Mapping[str, Value], **more: object) -> Job:
         values: dict[str, Any] = {**options, **more}
@@ -135,14 +138,15 @@ class QueueBench(NamedTuple):
         return load_site(self.site or default_site()).launchers or ()
 
     def runs(self, like: Job, axis: str) -> list[EarlierRun]:
-        return find_runs(like, axis=axis, code=current_code(Path(like.chdir)))
+        return find_runs(like, axis=axis, code=current_code(Path(like.chdir)), records=self.records)
 
     def wait(self, entries: Iterable[Entry]) -> None:
         try:
-            wait(entries, report=self.report)
+            known = wait(entries, report=self.report)
         except KeyboardInterrupt:
             self.report("stopped waiting; the trials continue, and the same command goes on with what they measure")
             raise
+        self.records.update((one.entry.run_dir, record) for one in known for record in one.records)
 
     def measure(self, options: Mapping[str, Value], *, count: int, limit_s: int) -> None:
         bare = self._replace(request=replace(self.request, notify=(), signal_before=None, snapshot=None))
@@ -353,9 +357,9 @@ class _Search:
         trials = [run for run in runs if run.is_trial]
         spent = sum({run.job_id: run.node_s for run in (*self.used.values(), *trials) if run.is_trial}.values())
         self.allowed_s = self.goal.budget.allowed_s(like, least.nodes)
-        # A program that ends by itself takes as long again; any other one is ended by the time limit.
-        limit_s = self._limit_s(like)
-        cost = count * job.nodes * min(limit_s, 1.1 * max((run.elapsed_s for run in trials), default=limit_s))
+        # A program that ends by itself takes as long again; one that its limit ends, until the scheduler has killed it.
+        each_s = 1.1 * max(run.elapsed_s for run in trials) if trials else self._limit_s(like)
+        cost = count * job.nodes * each_s
         if spent + cost <= self.allowed_s:
             return None
         return (

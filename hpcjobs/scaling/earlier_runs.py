@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -26,7 +26,7 @@ from hpcjobs.run.job_files import own_ids, own_record, read_accounting
 from hpcjobs.run.progress import StepProgress, read_progress
 from hpcjobs.run.select import entries_of
 from hpcjobs.scaling.study_sweep import read_code
-from hpcjobs.scheduler.base import State
+from hpcjobs.scheduler.base import JobRecord, State
 
 TRIAL: Final = "-trial"
 """End of the name of a job that measures a size."""
@@ -63,7 +63,7 @@ class EarlierRun(NamedTuple):
 
     @property
     def ended(self) -> bool:
-        return self.state is not None and self.state.ended
+        return self.state is not None and (self.state.ended or self.state is State.UNKNOWN)
 
     @property
     def node_s(self) -> float:
@@ -99,8 +99,13 @@ def _speed_arguments(argv: Sequence[str]) -> list[str]:
     return left
 
 
-def find_runs(like: Job, *, axis: str, code: str | None) -> list[EarlierRun]:
-    """The user's runs that differ from ``like`` in ``axis`` alone and were of the same code, oldest first."""
+def find_runs(
+    like: Job, *, axis: str, code: str | None, records: Mapping[str, JobRecord] | None = None
+) -> list[EarlierRun]:
+    """The user's runs that differ from ``like`` in ``axis`` alone and were of the same code, oldest first.
+
+    ``records``: by run folder, what the scheduler has just said of jobs; else their folders tell.
+    """
     group = class_of(like, without=axis)
     runs: list[EarlierRun] = []
     for entry in [one for one in entries_of(None) if one.site == like.site][-_MOST_ENTRIES:]:
@@ -110,7 +115,8 @@ def find_runs(like: Job, *, axis: str, code: str | None) -> list[EarlierRun]:
         if manifest is None or not manifest.is_comparable or class_of(manifest.job, without=axis) != group:
             continue
         if read_code(Path(entry.run_dir)) == code:
-            runs += (_read_run(entry, job_id, manifest.job) for job_id in own_ids(entry))
+            known = (records or {}).get(entry.run_dir)
+            runs += (_read_run(entry, job_id, manifest.job, known) for job_id in own_ids(entry))
     return runs
 
 
@@ -138,10 +144,9 @@ def _edited_since(job: Job, submitted: float) -> bool:
     return any(os.path.isfile(path) and os.stat(path).st_mtime > submitted + 1 for path in paths)
 
 
-def _read_run(entry: Entry, job_id: str, job: Job) -> EarlierRun:
-    own = own_record(entry, job_id)
-    of_scheduler = [record for record in read_accounting(entry) or () if record.job_id == job_id]
-    record = next((one for one in (*of_scheduler, own) if one is not None), None)
+def _read_run(entry: Entry, job_id: str, job: Job, record: JobRecord | None) -> EarlierRun:
+    of_folder = [one for one in read_accounting(entry) or () if one.job_id == job_id]
+    record = record or next(iter(of_folder), None) or own_record(entry, job_id)
     state = None if record is None else record.state
     elapsed_s = (record.elapsed_s if record is not None else None) or 0.0
     folder = output_dir(Path(entry.run_dir), job_id)

@@ -78,11 +78,11 @@ def test_a_program_without_an_end_is_measured_until_the_time_limit_of_its_trials
     sandbox: Sandbox, workdir: Path
 ) -> None:
     Path("endless.py").write_text(PROGRAM.replace("if os", "while os").replace('}")', '}", flush=True)'))
-    answer = hpcjobs("submit", "--site", "tu-hpc", "-N", "auto", "-t", "3h", *METRIC, "--json", "endless.py",
+    answer = hpcjobs("submit", "--site", "tu-hpc", "-N", "auto", "-t", "8h", *METRIC, "--json", "endless.py",
                      "slower_at_3")  # fmt: skip
     size = answer.json["size"]
     assert size["options"] == {"nodes": "2"}
-    assert size["cost_node_s"] >= 3 * 60 * (1 + 2 + 4 + 3)
+    assert 3 * 60 * (1 + 2 + 4 + 3) <= size["cost_node_s"] <= 0.05 * 8 * 3600 * 2
     assert hpcjobs("cancel", answer.json["job_id"]).code == 0
 
 

@@ -139,7 +139,7 @@ def test_a_budget_that_is_used_up_ends_the_growth_and_the_answer_says_so() -> No
     answer = find(Cluster(perfect), budget=TrialBudget.parse("0.2"))  # 12 node-minutes: sizes 1 and 2
     assert answer.options == {"nodes": "2"}
     assert answer.cost_node_s <= 0.2 * HOUR
-    assert "the budget, 0.2 node-hours, is 12m00s of one node: 3 trials of 4 nodes would be 12m00s" in answer.reasons[0]
+    assert "the budget, 0.2 node-hours, is 12m00s of one node: 3 trials of 4 nodes would be 13m12s" in answer.reasons[0]
 
 
 def test_a_budget_that_pays_no_trial_is_refused() -> None:
