@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from hpcjobs.runtime.summary import RunSummary, Throughput
+from hpcjobs.record.summary import RunSummary, Throughput
 
 
 def main(darts: int) -> None:

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcjobs.runtime.summary import METRICS_FILE, SUMMARY_FILE, RunSummary
+from hpcjobs.record.names import METRICS, SUMMARY
+from hpcjobs.record.summary import RunSummary
 
 OF_A_LAUNCHER = ("SLURM", "PMI", "OMPI", "HPCJOBS", "TORCHELASTIC", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_")
 STEP_LIMIT_S = 300.0
@@ -71,7 +72,7 @@ class Trained:
         return [line["loss"] for line in read_metrics(self.folder) if line["kind"] == "step"]
 
     def require(self) -> None:
-        if self.code or not (self.folder / SUMMARY_FILE).exists():
+        if self.code or not (self.folder / SUMMARY).exists():
             raise RuntimeError(f"the run in {self.folder} ended with {self.code}: {self.ranks[0].last_lines}")
 
 
@@ -163,7 +164,7 @@ class Bench:
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The complete lines of a run's metrics."""
-    path = folder / METRICS_FILE
+    path = folder / METRICS
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hpcjobs.record.summary import write_json
 from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.checkpoints import measure
 from hpcjobs.runtime.exits import UsageError
 from hpcjobs.runtime.run import Run
 from hpcjobs.runtime.script_start import start
-from hpcjobs.runtime.summary import write_json
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments

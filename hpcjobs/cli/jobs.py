@@ -213,7 +213,7 @@ def show(
     """Show one job: its state, its settings with the source of each, its results."""
     from hpcjobs.run.handle import describe
     from hpcjobs.run.logs import paths
-    from hpcjobs.run.progress import find_alarms
+    from hpcjobs.run.progress import describe_sample, find_alarms
     from hpcjobs.run.select import newest, select
     from hpcjobs.units import human_bytes, human_duration
 
@@ -251,7 +251,8 @@ def show(
     if status.step is not None:
         print(f"progress: {status.step}")
     for node in status.monitor:
-        print(f"  {node.host}: {node.sample}  ({human_duration(max(0.0, time.time() - node.taken))} ago)")
+        age = human_duration(max(0.0, time.time() - node.taken))
+        print(f"  {node.host}: {describe_sample(node.sample)}  ({age} ago)")
     for alarm in find_alarms(status.monitor):
         print(f"  alarm: {alarm.text}")
     if status.monitor:

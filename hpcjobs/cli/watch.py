@@ -144,7 +144,7 @@ def _watch(
 
     Whether there was a sample.
     """
-    from hpcjobs.run.progress import find_alarms
+    from hpcjobs.run.progress import describe_sample, find_alarms
     from hpcjobs.units import human_duration
 
     known: set[tuple[str, str]] = set()
@@ -154,7 +154,7 @@ def _watch(
             if printed.get(node.host) != node.taken:
                 printed[node.host] = node.taken
                 when = time.strftime("%H:%M:%S", time.localtime(node.taken))
-                print(f"{node.host}  {when}  {node.sample}", flush=True)
+                print(f"{node.host}  {when}  {describe_sample(node.sample)}", flush=True)
         alarms = find_alarms(nodes)
         for alarm in alarms:
             if alarm[:2] not in known:

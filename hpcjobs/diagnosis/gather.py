@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -19,12 +19,13 @@ from hpcjobs.diagnosis.log import read_lines
 from hpcjobs.diagnosis.values import Failure, JobFacts, LogLine, StepRecord
 from hpcjobs.errors import CommandMissingError, HpcJobsWarning, SchedulerError, UnknownJobError, reason_of
 from hpcjobs.processes.programs import Runner, run
-from hpcjobs.record.names import MANIFEST, STATE
+from hpcjobs.record.manifest import RequestedJob
+from hpcjobs.record.names import STATE
 from hpcjobs.run import logs as job_logs
 from hpcjobs.run.folder import BATCH_SCRIPT
 from hpcjobs.run.identity import is_ours, is_reachable
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import own_ids, read_json, read_state
+from hpcjobs.run.job_files import own_ids, read_request, read_state
 from hpcjobs.run.select import is_own
 from hpcjobs.run.status import statuses
 from hpcjobs.runtime.hostlist import hosts_of
@@ -403,8 +404,8 @@ def _with_record(facts: JobFacts, record: JobRecord) -> JobFacts:
 def _with_run_folder(facts: JobFacts, entry: Entry, record: JobRecord) -> JobFacts:
     """Add the facts of state.json and manifest.json."""
     state = read_state(entry, record.job_id)
-    job: dict[str, Any] = (read_json(Path(entry.run_dir) / MANIFEST, dict[str, Any]) or {}).get("job", {})
-    container = job.get("container")
+    request = read_request(entry)
+    job = request or RequestedJob()
     failure = None
     if state is not None and state.first_failure is not None and record.state is not State.CANCELLED:
         first = state.first_failure
@@ -416,11 +417,11 @@ def _with_run_folder(facts: JobFacts, entry: Entry, record: JobRecord) -> JobFac
         run_dir=entry.run_dir,
         failure=failure,
         nodes=facts.nodes or _nodes(state.nodes if state else record.node_list),
-        ranks_per_node=job.get("ntasks_per_node"),
-        tasks_are_ranks=job.get("launcher") not in _ONE_TASK_PER_NODE,
-        python=job.get("python") if is_own(entry) and container is None else None,
-        image=str(container.get("image")) if isinstance(container, dict) else None,
-        bundled_trainer=any(str(arg).startswith(_BUNDLED) for arg in job.get("argv", [])),
+        ranks_per_node=None if request is None else request.ntasks_per_node,
+        tasks_are_ranks=job.launcher not in _ONE_TASK_PER_NODE,
+        python=job.python if is_own(entry) and job.container is None else None,
+        image=None if job.container is None else str(job.container.get("image")),
+        bundled_trainer=any(str(arg).startswith(_BUNDLED) for arg in job.argv),
     )
 
 

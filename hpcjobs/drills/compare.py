@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import NamedTuple
 
+from hpcjobs.record.metrics import decode_step, read_lines
 from hpcjobs.record.names import METRICS
-from hpcjobs.runtime.numbers import restore
 
 ROUNDING = 1e-12
 """Of sums that were added up in another order."""
@@ -23,9 +22,8 @@ class Losses(NamedTuple):
 def losses(run_dir: Path) -> dict[int, float]:
     """Step -> mean loss of the steps since the line before."""
     path = run_dir / METRICS
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    lines = (restore(json.loads(line)) for line in text.split("\n") if line)
-    return {line["step"]: line["loss"] for line in lines if line["kind"] == "step"}
+    steps = map(decode_step, read_lines(path)) if path.exists() else ()
+    return {step.step: step.loss for step in steps if step is not None and step.loss is not None}
 
 
 def sums(by_step: dict[int, float]) -> dict[int, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,8 @@ from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.job.layers import make_spec
 from hpcjobs.job.models import Plan
 from hpcjobs.record.control import STEPS, ControlDir
-from hpcjobs.record.names import CONTROL, MANIFEST, STATE
+from hpcjobs.record.manifest import read_manifest
+from hpcjobs.record.names import CONTROL, STATE
 from hpcjobs.record.state import read_state_file
 from hpcjobs.run.handle import JobHandle
 from hpcjobs.runtime.hostlist import hosts_of
@@ -144,13 +144,13 @@ def _step(job: JobHandle) -> int:
 
 def _target(job: JobHandle) -> DrillTarget:
     state = read_state_file(job.run_dir / STATE)
-    manifest = json.loads((job.run_dir / MANIFEST).read_text(encoding="utf-8"))["job"]
+    per_node = read_manifest(job.run_dir).request.ntasks_per_node
     nodes = hosts_of(state.nodes or "")
     entry = job.entry
     return DrillTarget(
         job.id,
         nodes,
-        ranks=len(nodes) * manifest["ntasks_per_node"],
+        ranks=len(nodes) * per_node,
         scheduler=connect(entry.scheduler, entry.slurm_conf),
         has_steps=entry.kind.runs_steps,
         slurm_conf=entry.slurm_conf,

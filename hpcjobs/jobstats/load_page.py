@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 
 from hpcjobs.pages import figures, render
 from hpcjobs.pages.save import save_text
-from hpcjobs.run.progress import NodeSamples, Sample
+from hpcjobs.record.monitor import Sample
+from hpcjobs.run.progress import NodeSamples
 
 _POINTS = 600
 """Largest number of points of a line: each is the mean of its part of the samples."""

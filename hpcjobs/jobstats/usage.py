@@ -10,7 +10,6 @@ the sum of power x time between samples, by NVML; the rest of the node stays mod
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
@@ -19,8 +18,10 @@ import polars as pl
 from hpcjobs.errors import CommandMissingError
 from hpcjobs.files import read_regular
 from hpcjobs.processes.programs import Runner, run
+from hpcjobs.record.metrics import read_lines
+from hpcjobs.record.names import METRICS
+from hpcjobs.record.numbers import decode_object
 from hpcjobs.run.folder import output_dir
-from hpcjobs.runtime.summary import METRICS_FILE
 from hpcjobs.scheduler.slurm.fields import read_bytes, read_clock_s, read_resource
 from hpcjobs.scheduler.slurm.table import Table
 from hpcjobs.site.models import Site
@@ -106,19 +107,15 @@ def _add(first: N | None, second: N | None) -> N | None:
 
 def read_lasting_s(run_dir: Path) -> list[float] | None:
     """Seconds that lasted, of each part of the metrics; None where there are none."""
-    path = run_dir / METRICS_FILE
+    path = run_dir / METRICS
     if not path.exists():
         return None
     parts: list[float] = []
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if not line.endswith("\n"):
-                break  # being written
-            entry = json.loads(line)
-            if entry.get("kind") == "run":
-                parts.append(0.0)
-            elif parts:
-                parts[-1] = float(entry.get("time_s", parts[-1]))
+    for entry in filter(None, map(decode_object, read_lines(path))):
+        if entry.get("kind") == "run":
+            parts.append(0.0)
+        elif parts:
+            parts[-1] = float(entry.get("time_s", parts[-1]))
     return parts or None
 
 

@@ -2,12 +2,22 @@
 
 | file | module | owner | rule of order |
 |---|---|---|---|
-| ``state.json`` | `state` | the job script or ``node.pyz`` | written beside and renamed |
-| ``first_failure`` | `state` | the first rank that fails | first writer wins; removed before an attempt |
-| ``attempts.jsonl`` | `attempts` | ``node.pyz`` | append only, but for the last line |
-| ``summary.json``, its figures | `figures` | the program, then the reader of its log | written beside and renamed |
+| ``manifest.json`` | `manifest` | the submitter, before the job is handed over | replaced in one step; never changed |
+| ``submitted.json`` | `hpcjobs.run.index` | the submitter, once accepted | replaced in one step |
+| ``state.json`` | `state` | the job script or ``node.pyz`` | replaced in one step |
+| ``first_failure`` | `state` | the first rank that fails | first writer wins; removed at a new start |
+| ``attempts.jsonl`` | `attempts` | ``node.pyz`` | append only; the last line may be corrected |
+| ``metrics.jsonl`` | `metrics` | rank 0, or the reader of the log | append only; cut at a resumed checkpoint |
+| ``summary.json`` | `summary` | rank 0 at the end | replaced in one step |
+| ``summary.json``, figures | `figures` | the reader of the log, after the program | replaced in one step |
+| ``monitor.jsonl`` | `monitor` | one sampler of each node | append only; emptied by the next attempt |
+| ``accounting.json`` | `hpcjobs.run.job_files` | any command | replaced in one step; removed if requeued |
 | ``control/`` | `control` | ``node.pyz``, ranks, the program | a file has one writer; ``suspects`` is append only |
 
-Python 3.6, standard library: ``node.pyz`` takes this package along. A run folder may belong to another user: readers
-open regular files of limited size only, check every type, and ignore keys that they do not know.
+"Replaced in one step": written under a temporary name and renamed (`hpcjobs.files.write_beside`).
+
+Standard library. ``node.pyz`` includes this package except `manifest`, `metrics` and `summary`, and runs on Python 3.6.
+``submitted.json`` and ``accounting.json`` belong to the submit side alone: their types are structs of the index and of
+the scheduler. A run folder may belong to another user: readers open regular files of limited size only, check every
+type, and ignore unknown keys.
 """

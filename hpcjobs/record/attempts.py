@@ -21,7 +21,7 @@ class Attempt(NamedTuple):
     steps: int
     """Steps done since the first start."""
     saved: int
-    """Of these, those that a next attempt would resume from."""
+    """Saved steps, from which the next attempt resumes."""
     decision: str
     """``requeued``, ``requeued by Slurm``, ``resubmitted as ID``, ``completed``, or ``ended:`` and the reason."""
 
@@ -32,7 +32,7 @@ class Attempt(NamedTuple):
 
 
 class History(NamedTuple):
-    """The attempts of a job so far, oldest first."""
+    """The recorded attempts of a job, oldest first."""
 
     attempts: List[Attempt]
     unreadable: int = 0

@@ -1,4 +1,4 @@
-"""The control directory: the files by which a job's program and the process that decides about attempts meet."""
+"""The control directory: files that the program and ``node.pyz`` exchange."""
 
 import os
 import re
@@ -38,13 +38,13 @@ class Continuation(NamedTuple):
 
 
 class ControlDir:
-    """``control/`` in the run folder, and what lies beside it."""
+    """``control/`` in the run folder, and ``first_failure``."""
 
     def __init__(self, run_dir: str) -> None:
         self.run_dir, self.path = run_dir, os.path.join(run_dir, CONTROL)
 
     def prepare(self, running: Running) -> None:
-        """Remove what an earlier attempt left, and note that this one runs. Raises OSError."""
+        """Remove the files of an earlier attempt and record the running one. Raises OSError."""
         for folder in ("ends", "started"):
             os.makedirs(self._file(folder), exist_ok=True)
             for name in os.listdir(self._file(folder)):
@@ -62,7 +62,7 @@ class ControlDir:
         """Raises OSError where the run folder is away: renamed, or not mounted."""
         os.listdir(self.run_dir)
 
-    # --- what the program writes
+    # --- written by the program
 
     @property
     def asks_to_continue(self) -> bool:
@@ -84,7 +84,7 @@ class ControlDir:
 
     @property
     def signal_before_s(self) -> int:
-        """Seconds before its limit at which the program wants the signal, by its own measurement; 0: not known yet."""
+        """Seconds before the time limit at which the program needs its signal, as it measured; 0: not known yet."""
         return self._number(SIGNAL_BEFORE)
 
     def ends(self) -> Dict[int, int]:
@@ -115,7 +115,7 @@ class ControlDir:
         return sorted(set(named), key=lambda host: len(named) - named[::-1].index(host))
 
     def started_hosts(self) -> List[str]:
-        """Nodes on which a task of this attempt began."""
+        """Nodes where a task of this attempt started."""
         try:
             return os.listdir(self._file("started"))
         except OSError:
@@ -123,10 +123,10 @@ class ControlDir:
 
     @property
     def chosen_nodes(self) -> str:
-        """Nodes that a check chose of the allocation; empty: all of it."""
+        """Nodes that the preflight check chose; empty: the complete allocation."""
         return self._read_value("nodes")
 
-    # --- what the process that decides writes
+    # --- written by node.pyz
 
     def running(self) -> Optional[Running]:
         """The attempt that ended without a line in the history, if there is one."""
@@ -139,7 +139,7 @@ class ControlDir:
         remove(self._file("running"))
 
     def leave_to_scheduler(self) -> None:
-        """The scheduler decides what follows; if it starts the job again, that start judges this end."""
+        """Leave the decision to the scheduler: the next start, if any, records the cause of this end."""
         running = self.running()
         if running is not None:
             write_beside(self._file("running"), encode(running._replace(pid=0)) + "\n")
@@ -151,7 +151,7 @@ class ControlDir:
         return "" if continuation is None else continuation.job_id
 
     def continuation(self) -> Optional[Continuation]:
-        """The job that continues this one; its time of submission is that of the file if the file has none."""
+        """The job that continues this one. Without a submission time in the file, the file's own time counts."""
         path = self._file("continued")
         try:
             job_id, submitted = _split_continued(read_text(path))
@@ -178,7 +178,7 @@ class ControlDir:
         return int(code) if recorded == job_id and code.isdigit() else None
 
     def clear_finished(self) -> None:
-        """Remove the code: one start tells it to Slurm, and a job that is requeued later runs. Raises OSError."""
+        """Remove the code, so that a job that is requeued later runs. Raises OSError."""
         remove(self._file("finished"))
 
     def add_suspect(self, host: str) -> None:

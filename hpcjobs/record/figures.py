@@ -20,7 +20,7 @@ JSON_CHARACTERS = 1 << 16
 SEARCH_S = 0.2
 """CPU time of one search."""
 MOST_SLOW_SEARCHES = 3
-"""A rule is read no longer after so many searches that were given up."""
+"""A rule is ignored after this many searches exceeded their time."""
 MOST_VALUES = 10000
 """Kept for the median; of more values every second one, then every fourth and so on."""
 LOG_SOURCE = "log"

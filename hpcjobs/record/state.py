@@ -100,7 +100,7 @@ class StateFile(NamedTuple):
     cluster: Optional[str] = None
     """SLURM_CLUSTER_NAME of the job; empty where Slurm does not set it."""
     array_job_id: Optional[str] = None
-    """Of a task of an array, whose ``job_id`` is the task's own in Slurm's accounting."""
+    """Id of the array, for an array task; ``job_id`` is the task's raw id in Slurm's accounting."""
     schema: int = 1
 
 

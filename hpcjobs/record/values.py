@@ -1,12 +1,23 @@
-"""Converts JSON into named tuples and checks every type: a file may come from another user or another version."""
+"""Converts JSON into named tuples and dataclasses and checks every type.
+
+A file may come from another user or another version.
+"""
 
 import json
+from collections import abc
+from contextlib import suppress
 from enum import Enum
-from typing import Any, Dict, Type, TypeVar, Union
+from functools import lru_cache
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Tuple, Type, TypeVar, Union, get_type_hints
 
 from hpcjobs.files import AnyPath, read_regular
+from hpcjobs.record.numbers import decode_object
 
 T = TypeVar("T")
+# A generic type's origin is the class of `typing` in Python 3.6, and the built-in class since.
+_TUPLES = (tuple, Tuple)
+_LISTS = (list, List, *_TUPLES)
+_MAPPINGS = (dict, Dict, abc.Mapping, Mapping)
 
 
 def read_json(path: AnyPath, kind: Type[T]) -> T:
@@ -37,27 +48,49 @@ def convert(raw: Any, kind: Type[T]) -> T:
     return value
 
 
+def decode_kind(line: bytes, kind: str, to: Type[T]) -> Optional[T]:
+    """Decode a line that has a ``kind``; None for another kind and for an incomplete line.
+
+    Any program may write such lines: a value of another type counts as not written, if its field has a default.
+    """
+    try:
+        raw = decode_object(line)
+        if raw is None or raw.get("kind") != kind:
+            return None
+        value: T = _convert_fields(raw, to, kind, lenient=True)
+        return value
+    except (ValueError, RecursionError):
+        return None
+
+
 def encode(value: Any) -> str:
     """The named tuple ``value`` as one line of JSON, without the end of the line."""
     return json.dumps(to_json(value), separators=(",", ":"))
 
 
 def to_json(value: Any) -> Any:
-    """Named tuples and enum members in ``value`` as JSON's own types."""
+    """Named tuples, dataclasses and enum members in ``value`` as JSON's own types."""
     if hasattr(value, "_fields"):
         return {name: to_json(item) for name, item in value._asdict().items()}
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: to_json(getattr(value, name)) for name in value.__dataclass_fields__}
     if isinstance(value, dict):
         return {name: to_json(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(item) for item in value]
     if isinstance(value, Enum):
         return value.value
     return value
 
 
 def _convert(raw: Any, kind: Any, name: str) -> Any:
-    options = getattr(kind, "__args__", None) if getattr(kind, "__origin__", None) is Union else None
-    if options:
-        return None if raw is None else _convert(raw, options[0], name)
-    if hasattr(kind, "_fields"):
+    origin = getattr(kind, "__origin__", None)
+    arguments: Tuple[Any, ...] = getattr(kind, "__args__", ())
+    if kind is Any or type(raw) is kind or isinstance(kind, TypeVar):
+        return raw
+    if _is_union(kind):
+        return _convert_option(raw, arguments, name)
+    if hasattr(kind, "_fields") or hasattr(kind, "__dataclass_fields__"):
         return _convert_fields(raw, kind, name)
     if kind is float and type(raw) in (int, float):
         try:
@@ -66,22 +99,73 @@ def _convert(raw: Any, kind: Any, name: str) -> Any:
             raise ValueError(f"{name} is too large") from error
     if kind is int and type(raw) is float and raw.is_integer():  # 3.0: what a program of another language may write
         return int(raw)
-    if getattr(kind, "__origin__", None) in (list, list) and isinstance(raw, list):
-        return [_convert(item, kind.__args__[0], f"{name}[{number}]") for number, item in enumerate(raw)]
+    if origin in _LISTS and isinstance(raw, list):
+        items = [_convert(item, arguments[0], f"{name}[{number}]") for number, item in enumerate(raw)]
+        return tuple(items) if origin in _TUPLES else items
+    if origin in _MAPPINGS and isinstance(raw, dict):
+        return {key: _convert(item, arguments[1], f"{name}.{key}") for key, item in raw.items()}
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(raw)  # a ValueError names the value
-    if type(raw) is kind:
-        return raw
     raise ValueError(f"{name} is {json.dumps(raw)[:80]}, expected {getattr(kind, '__name__', kind)}")
 
 
-def _convert_fields(raw: Any, kind: Any, name: str) -> Any:
+def _convert_option(raw: Any, kinds: Tuple[Any, ...], name: str) -> Any:
+    options = [kind for kind in kinds if kind is not type(None)]
+    if raw is None and len(options) < len(kinds):
+        return None
+    for kind in options[:-1]:
+        with suppress(ValueError):
+            return _convert(raw, kind, name)
+    return _convert(raw, options[-1], name)
+
+
+def _convert_fields(raw: Any, kind: Any, name: str, *, lenient: bool = False) -> Any:
     if not isinstance(raw, dict):
         raise ValueError(f"{name} is {json.dumps(raw)[:80]}, expected an object")
+    fields, required = _read_fields(kind)
+    missing = [key for key in required if key not in raw]
+    if missing:
+        raise ValueError(f"{missing[0]} is missing")
     values: Dict[str, Any] = {}
-    for key, each in kind.__annotations__.items():
-        if key in raw:
-            values[key] = _convert(raw[key], each, key)
-        elif key not in kind._field_defaults:
-            raise ValueError(f"{key} is missing")
+    for key, (each, plain) in fields.items():
+        if key not in raw:
+            continue
+        value = raw[key]
+        if type(value) in plain:
+            values[key] = value
+        elif lenient and key not in required:
+            values.update(_convert_usable(value, each, key))
+        else:
+            values[key] = _convert(value, each, key)
     return kind(**values)
+
+
+def _convert_usable(raw: Any, kind: Any, name: str) -> Dict[str, Any]:
+    try:
+        return {name: _convert(raw, kind, name)}
+    except ValueError:
+        return {}
+
+
+@lru_cache(maxsize=None)
+def _read_fields(kind: Any) -> Tuple[Dict[str, Tuple[Any, FrozenSet[type]]], List[str]]:
+    """The fields of a type, each with the types that need no conversion, and the fields that have no default.
+
+    Kept: the same types are read again for each job and each line.
+    """
+    if hasattr(kind, "_fields"):
+        required = [name for name in kind._fields if name not in kind._field_defaults]
+    else:
+        fields = kind.__dataclass_fields__.values()
+        required = [field.name for field in fields if field.default is field.default_factory]  # both are MISSING
+    return {name: (each, frozenset(_list_plain(each))) for name, each in get_type_hints(kind).items()}, required
+
+
+def _list_plain(kind: Any) -> List[type]:
+    if _is_union(kind):
+        return [plain for option in kind.__args__ for plain in _list_plain(option)]
+    return [kind] if kind in (bool, int, float, str, type(None)) else []
+
+
+def _is_union(kind: Any) -> bool:
+    return getattr(kind, "__origin__", None) is Union or type(kind).__name__ == "UnionType"

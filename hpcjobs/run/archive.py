@@ -22,11 +22,11 @@ from msgspec.structs import replace
 from hpcjobs import __version__
 from hpcjobs.errors import HpcJobsWarning, RequestError, reason_of
 from hpcjobs.files import file_name
-from hpcjobs.record.names import MANIFEST, SUBMITTED
+from hpcjobs.record.names import SUBMITTED
 from hpcjobs.run import index
 from hpcjobs.run.identity import is_reachable, user_name
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import may_be_requeued, read_accounting, read_json
+from hpcjobs.run.job_files import may_be_requeued, read_accounting, read_json, read_request
 from hpcjobs.run.listing import FORGOTTEN_S
 from hpcjobs.run.select import entries_of
 from hpcjobs.run.status import Connect, statuses
@@ -214,20 +214,12 @@ def _is_over(entry: Entry, records: list[JobRecord]) -> bool:
     return is_reachable(entry) or not may_be_requeued(entry, records)
 
 
-class _JobChdir(msgspec.Struct):
-    chdir: str
-
-
-class _JobFolder(msgspec.Struct):
-    job: _JobChdir
-
-
 def _folders_in_use(entries: Iterable[Entry], connect: Connect) -> list[Path]:
     """The working folders of jobs that have not ended: a rerun of a snapshot begins in the run folder of the first."""
     candidates = [entry for entry in entries if read_accounting(entry) is None]
     alive = [job.entry for job in statuses(candidates, connect=connect, errors=[]) if not _is_over(*job)]
-    manifests = (read_json(Path(entry.run_dir) / MANIFEST, _JobFolder) for entry in alive)
-    return [Path(manifest.job.chdir) for manifest in manifests if manifest is not None]
+    requests = (read_request(entry) for entry in alive)
+    return [Path(request.chdir) for request in requests if request is not None and request.chdir is not None]
 
 
 def _is_run_folder(entry: Entry) -> bool:

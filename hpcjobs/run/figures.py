@@ -10,8 +10,8 @@ import msgspec
 
 from hpcjobs.record.figures import FigureResult, read_results
 from hpcjobs.record.names import SUMMARY
+from hpcjobs.record.summary import Throughput
 from hpcjobs.run.job_files import read_json
-from hpcjobs.runtime.summary import Throughput
 
 
 class Rate(NamedTuple):

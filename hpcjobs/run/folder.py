@@ -29,7 +29,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -40,6 +40,7 @@ from hpcjobs.job.models import Plan
 from hpcjobs.job.script import FIGURES_PROGRAM, MONITOR_PROGRAM, SHELL_FOLDER, shell_files
 from hpcjobs.processes.programs import Result, Runner, run
 from hpcjobs.pyz import pack
+from hpcjobs.record.manifest import Manifest, RecordedCode, write_manifest
 from hpcjobs.record.names import MANIFEST
 from hpcjobs.units import human_bytes
 from hpcjobs.user import user_name
@@ -115,27 +116,23 @@ def write_shell_files(run_dir: Path, script: str) -> None:
 
 def _fill(plan: Plan, code: CodeState | None) -> None:
     job = plan.job
-    manifest: dict[str, Any] = {
-        "schema": 1,
-        "hpcjobs": __version__,
-        "created": time.time(),
-        "user": user_name(),
-        "host": os.uname().nodename,
-        "command_line": plan.made_by,
-        "command": plan.command,
-        "job": job,
-        "code": None
-        if code is None
-        else {"commit": code.commit, "dirty": code.dirty, "untracked": code.untracked, "missing": code.missing},
-    }
+    manifest = Manifest(
+        job=msgspec.to_builtins(job),
+        command_line=plan.made_by,
+        command=list(plan.command),
+        created=time.time(),
+        user=user_name(),
+        host=os.uname().nodename,
+        hpcjobs=__version__,
+        code=None if code is None else RecordedCode(code.commit, code.dirty, list(code.untracked), code.missing),
+    )
     if code is not None and code.missing and code.dirty:
         warnings.warn(f"code.patch does not have {code.missing}", HpcJobsWarning, stacklevel=2)
     if code is not None and code.patch:
         write_beside(plan.run_dir / "code.patch", code.patch)
     if job.snapshot:
         copy_code(Path(job.chdir), plan.run_dir / "code", leave_out=plan.run_dir.parent)
-    encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
-    write_beside(plan.run_dir / MANIFEST, encoded)
+    write_manifest(plan.run_dir, manifest)
     if job.retries is not None:
         write_beside(plan.run_dir / NODE_PROGRAM, pack("hpcjobs.node"))
     if job.monitor:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
-
-import msgspec
 
 from hpcjobs.files import open_regular
-from hpcjobs.runtime.numbers import restore
 
 _BLOCK = 1 << 16
 _TIME = re.compile(
@@ -129,7 +124,6 @@ def _lines_from_end(path: Path) -> Iterator[tuple[int, bytes]]:
         yield 0, b"".join(reversed(rest))
 
 
-T = TypeVar("T")
 _END_BYTES = 1 << 16
 
 
@@ -150,27 +144,3 @@ def last_lines(path: Path) -> list[bytes]:
             return file.read().splitlines()
     except OSError:  # not there yet
         return []
-
-
-def decode_object(text: bytes) -> dict[str, Any] | None:
-    """The object that a line or file holds, with its numbers that JSON does not have; None: it holds another value.
-
-    Raises:
-        ValueError: it is no JSON. RecursionError: it is nested too deeply.
-    """
-    raw = json.loads(text)  # which also reads a bare NaN, as other programs write it
-    return restore(raw) if isinstance(raw, dict) else None
-
-
-def decode_line(line: bytes, type: type[T], *, kind: str) -> T | None:
-    """The line as ``type``; None for a line of another kind, or one that is cut off."""
-    try:
-        raw = decode_object(line)
-        if raw is None or raw.get("kind") != kind:
-            return None
-        for name in ("step", "total_steps"):  # programs write 3.0 too
-            if isinstance(raw.get(name), float) and raw[name].is_integer():
-                raw[name] = int(raw[name])
-        return msgspec.convert(raw, type)
-    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
-        return None

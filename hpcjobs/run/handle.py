@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcjobs.record.attempts import Attempt
+from hpcjobs.record.manifest import Manifest, RecordedCode, RequestedJob, read_manifest
+from hpcjobs.record.metrics import read_lines
 from hpcjobs.record.names import MANIFEST, METRICS, SUMMARY
+from hpcjobs.record.numbers import decode_object
 from hpcjobs.record.state import FirstFailure
+from hpcjobs.record.summary import flatten, read_summary
 from hpcjobs.run import logs, status, wait
 from hpcjobs.run.control import cancel
 from hpcjobs.run.folder import output_dir, task_dir
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import flat, own_ids, read_attempts, read_json, read_state
+from hpcjobs.run.job_files import own_ids, read_attempts, read_state, read_usable
 from hpcjobs.run.progress import NodeSample, StepProgress, current_samples, newest_samples, newest_step
 from hpcjobs.run.select import select
 from hpcjobs.run.status import statuses
-from hpcjobs.runtime.numbers import restore
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.units import slurm_time
 
@@ -46,11 +47,12 @@ class Description(NamedTuple):
 def describe(entry: Entry) -> Description:
     """What the run folder and the scheduler know about ``entry``; a removed folder leaves blanks."""
     first_id = own_ids(entry)[0]
-    manifest = _read(Path(entry.run_dir) / MANIFEST)
-    job = manifest.get("job", {})
+    run_dir = Path(entry.run_dir)
+    manifest = read_usable(run_dir / MANIFEST, lambda: read_manifest(run_dir)) or Manifest(job={})
+    job = manifest.request
     state = read_state(entry, first_id)
     folder = output_dir(Path(entry.run_dir), first_id)
-    summary = restore(_read(folder / SUMMARY))
+    summary = read_usable(folder / SUMMARY, lambda: read_summary(folder / SUMMARY)) or {}
     records = statuses([entry])[0].records
     running = any(not record.state.ended for record in records)
     cancelled = any(record.job_id == first_id and record.state is State.CANCELLED for record in records)
@@ -59,18 +61,18 @@ def describe(entry: Entry) -> Description:
         records=records,
         attempts=read_attempts(task_dir(Path(entry.run_dir), first_id)),
         first_failure=state.first_failure if state and not cancelled else None,
-        program=shlex.join(job.get("argv", [])) or next((r.command for r in records if r.command), ""),
+        program=shlex.join(job.argv) or next((r.command for r in records if r.command), ""),
         settings=_settings(job) if not entry.is_foreign else _scheduled_settings(records[0]),
-        code=_code(manifest.get("code")),
-        results=dict(flat({key: value for key, value in summary.items() if key != "config"})),
+        code=_describe_code(manifest.code),
+        results=dict(flatten({key: value for key, value in summary.items() if key != "config"})),
         step=newest_step(folder) if running else None,
         monitor=current_samples(newest_samples(folder), records[0]) if running else [],
     )
 
 
-def _settings(job: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    resources, sources = job.get("resources", {}), job.get("sources", {})
-    return {key: (str(value), sources.get(key, "default")) for key, value in resources.items() if value is not None}
+def _settings(job: RequestedJob) -> dict[str, tuple[str, str]]:
+    given = {key: value for key, value in job.resources.items() if value is not None}
+    return {key: (str(value), job.sources.get(key, "default")) for key, value in given.items()}
 
 
 def _scheduled_settings(record: JobRecord) -> dict[str, tuple[str, str]]:
@@ -80,16 +82,11 @@ def _scheduled_settings(record: JobRecord) -> dict[str, tuple[str, str]]:
     return {key: (str(value), record.source) for key, value in values.items() if value is not None}
 
 
-def _read(path: Path) -> dict[str, Any]:
-    return read_json(path, dict[str, Any]) or {}
-
-
-def _code(code: dict[str, Any] | None) -> str | None:
+def _describe_code(code: RecordedCode | None) -> str | None:
     if code is None:
         return None
-    changed = ", changed since (code.patch)" if code["dirty"] else ""
-    missing = f"; not kept: {code['missing']}" if code.get("missing") else ""
-    return f"commit {code['commit']}{changed}{missing}"
+    changed = ", changed since (code.patch)" if code.dirty else ""
+    return f"commit {code.commit}{changed}" + (f"; not kept: {code.missing}" if code.missing else "")
 
 
 class JobHandle:
@@ -146,18 +143,12 @@ class JobHandle:
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; empty when the program writes none."""
         path = self.run_dir / METRICS
-        return [restore(json.loads(line)) for line in _complete_lines(path)] if path.exists() else []
+        return list(filter(None, map(decode_object, read_lines(path)))) if path.exists() else []
 
     def summary(self) -> dict[str, Any] | None:
         """summary.json; None when the program has not written one, or, with a warning, none that can be used."""
-        summary = read_json(self.run_dir / SUMMARY, dict[str, Any])
-        return None if summary is None else restore(summary)
-
-
-def _complete_lines(path: Path) -> Iterator[str]:
-    """Lines that end; the last one may still be in the writing."""
-    with path.open(encoding="utf-8") as file:
-        yield from (line for line in file if line.endswith("\n"))
+        path = self.run_dir / SUMMARY
+        return read_usable(path, lambda: read_summary(path))
 
 
 def find(name: str | int | Path, *, site: str | None = None) -> JobHandle:

@@ -6,9 +6,9 @@ import contextlib
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -18,7 +18,8 @@ from hpcjobs.files import read_regular, write_beside
 from hpcjobs.job.array import array_indices, task_ids
 from hpcjobs.record.attempts import Attempt, read_history
 from hpcjobs.record.control import Continuation, ControlDir
-from hpcjobs.record.names import ACCOUNTING, ATTEMPTS, STATE
+from hpcjobs.record.manifest import RequestedJob, read_manifest
+from hpcjobs.record.names import ACCOUNTING, ATTEMPTS, MANIFEST, STATE
 from hpcjobs.record.state import StateFile, read_state_file
 from hpcjobs.run.folder import task_dir
 from hpcjobs.run.index import Entry
@@ -46,13 +47,10 @@ def read_usable(path: Path, read: Callable[[], T]) -> T | None:
     return None
 
 
-def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str | int | float]]:
-    """The text and numbers of nested mappings, keys joined by dots."""
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{key}.")
-        elif isinstance(value, str | int | float):
-            yield f"{prefix}{key}", value
+def read_request(entry: Entry) -> RequestedJob | None:
+    """What was requested; None if the folder has no manifest or, with a warning, none that can be used."""
+    run_dir = Path(entry.run_dir)
+    return read_usable(run_dir / MANIFEST, lambda: read_manifest(run_dir).request)
 
 
 def own_ids(entry: Entry) -> list[str]:

@@ -12,12 +12,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from hpcjobs.errors import HpcJobsWarning, RequestError
-from hpcjobs.files import read_regular
 from hpcjobs.job.array import array_text
-from hpcjobs.record.names import MANIFEST
+from hpcjobs.record import manifest
 from hpcjobs.run.folder import log_path
 from hpcjobs.run.growing_files import Tail, find_start
 from hpcjobs.run.index import Entry
@@ -287,23 +284,10 @@ class _StagingReports:
 def has_labels(entry: Entry) -> bool:
     """Whether each line of the log begins with its rank."""
     try:
-        job = msgspec.json.decode(read_regular(Path(entry.run_dir) / MANIFEST), type=_Manifest).job
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):  # a damaged run folder: its log is still of use
+        job = manifest.read_manifest(Path(entry.run_dir)).request
+    except (OSError, ValueError):  # a damaged run folder: its log is still of use
         return False
     return (job.max_nodes or job.nodes) * job.ntasks_per_node > 1 and job.batch_script is None
-
-
-class _JobTasks(msgspec.Struct, frozen=True):
-    nodes: int
-    max_nodes: int | None
-    ntasks_per_node: int
-    batch_script: object = None
-
-
-class _Manifest(msgspec.Struct, frozen=True):
-    """What is read of manifest.json here; `rerun` reads all of it, which takes longer to import."""
-
-    job: _JobTasks
 
 
 def _timestamp() -> str:

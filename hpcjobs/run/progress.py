@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from hpcjobs.files import open_regular, read_regular
+from hpcjobs.record.metrics import RunLine, decode_figure, decode_run, decode_step
+from hpcjobs.record.monitor import Head, Sample, decode_head, decode_sample, find_files, is_end
 from hpcjobs.record.names import METRICS
 from hpcjobs.run.folder import output_dir
-from hpcjobs.run.growing_files import Tail, decode_line, first_line, last_lines
+from hpcjobs.run.growing_files import Tail, first_line, last_lines
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import own_ids
 from hpcjobs.run.status import Connect
@@ -26,15 +29,14 @@ from hpcjobs.scheduler.outage import Report, discard
 from hpcjobs.site.checks import Moment
 from hpcjobs.units import human_bytes, human_duration
 
-_MOST_STEPS = 2**63 - 1
 _SPEED_LINES = 20
 """So many of the last lines tell the speed."""
 
 
 class StepProgress(msgspec.Struct, frozen=True):
-    """A `step` line of metrics.jsonl, as far as it is shown; of a log with figures alone the newest of these."""
+    """What is shown of a `step` line of metrics.jsonl; of a log with figures alone the newest of these."""
 
-    step: Annotated[int, msgspec.Meta(ge=0, le=_MOST_STEPS)] | None = None
+    step: int | None = None
     """None: the program writes no steps, and the figures are from its log."""
     epoch: int | float | None = None
     loss: float | None = None
@@ -74,7 +76,7 @@ class StepProgress(msgspec.Struct, frozen=True):
 
 
 class FigureRow(msgspec.Struct, frozen=True):
-    """A `figure` line of metrics.jsonl: a value that was read from the log."""
+    """What is shown of a `figure` line of metrics.jsonl."""
 
     name: str
     value: float
@@ -85,13 +87,6 @@ class FigureRow(msgspec.Struct, frozen=True):
         number = f"{self.value:,.0f}" if abs(self.value) >= 1000 else f"{self.value:.4g}"
         own_name = "" if self.name == self.unit else f"{self.name} "
         return f"{own_name}{number} {self.unit}".rstrip()
-
-
-class _RunLines(msgspec.Struct, frozen=True):
-    """A `run` line of metrics.jsonl: a trainer has started here, or started again."""
-
-    total_steps: Annotated[int, msgspec.Meta(ge=0, le=_MOST_STEPS)] | None = None
-    """0: not known, as None."""
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -157,10 +152,10 @@ class RunLines:
     """The newest `run` line of each metrics.jsonl, wherever in it; each byte of a file is read once."""
 
     def __init__(self) -> None:
-        self._known: dict[Path, tuple[int, _RunLines | None]] = {}
+        self._known: dict[Path, tuple[int, RunLine | None]] = {}
         """How much of the file was read, up to the end of a line, and what it had."""
 
-    def newest(self, path: Path) -> _RunLines | None:
+    def newest(self, path: Path) -> RunLine | None:
         """None: the file has none, or is not there."""
         position, run = self._known.get(path, (0, None))
         try:
@@ -172,11 +167,18 @@ class RunLines:
                     if not line.endswith(b"\n"):
                         break
                     position += len(line)
-                    run = (decode_line(line, _RunLines, kind="run") if b'"run"' in line else None) or run
+                    run = decode_run(line) or run
         except OSError:
             return None
         self._known[path] = position, run
         return run
+
+
+def _decode_step(line: bytes) -> StepProgress | None:
+    step = decode_step(line)
+    if step is None:
+        return None
+    return StepProgress(step.step, step.epoch, step.loss, step.throughput, step.unit, step.time_s)
 
 
 def newest_step(run_dir: Path) -> StepProgress | None:
@@ -203,16 +205,15 @@ def read_progress(run_dir: Path, run_lines: RunLines | None = None) -> Progress 
     since_start: list[StepProgress] = []
     run = None
     for line in lines:
-        if (step := decode_line(line, StepProgress, kind="step")) is not None:
-            if since_start and (step.step or 0) < (
-                since_start[-1].step or 0
-            ):  # a program that counts anew without a `run` line
+        if (step := _decode_step(line)) is not None:
+            # A program may count anew without a `run` line.
+            if since_start and (step.step or 0) < (since_start[-1].step or 0):
                 since_start = []
             all_steps.append(step)
             since_start.append(step)
-        elif (figure := decode_line(line, FigureRow, kind="figure")) is not None:
-            figures[figure.name] = figure
-        elif (started := decode_line(line, _RunLines, kind="run")) is not None:
+        elif (figure := decode_figure(line)) is not None:
+            figures[figure.name] = FigureRow(*figure)
+        elif (started := decode_run(line)) is not None:
             run, since_start, figures = started, [], {}
     if not all_steps and not figures:
         return None
@@ -269,58 +270,6 @@ _CLOCKS_DIFFER_S = 2.0
 """The clock of a node and that of the scheduler may differ by so much."""
 
 
-class Sample(msgspec.Struct, frozen=True):
-    """A `sample` line of monitor.jsonl; None: not measured there."""
-
-    time_s: float
-    cpu_percent: float | None = None
-    rss_bytes: float | None = None
-    network_received_bytes_per_s: float | None = None
-    network_sent_bytes_per_s: float | None = None
-    read_bytes_per_s: float | None = None
-    written_bytes_per_s: float | None = None
-    gpu_percent: float | None = None
-    gpu_memory_bytes: float | None = None
-    gpu_power_w: float | None = None
-    gpu_temperature_c: float | None = None
-    # Of `hpcjobs monitor` alone:
-    cores: int | None = None
-    memory_source: str | None = None
-    """``cgroup``, ``pss`` (shared pages once) or ``rss`` (once for each process): what `rss_bytes` counts."""
-    memory_limit_bytes: float | None = None
-    gpus: int | None = None
-    busy_percent: float | None = None
-    """Mean of the last minute: of the GPUs, where there are none of the cores."""
-    idle_s: float | None = None
-    """How long they have been below 5 %."""
-    ranks: int | None = None
-    """Ranks that are alive."""
-    ended_ranks: list[int] | None = None
-    """Ranks that were seen and are no longer there."""
-    ended_s: float | None = None
-    """Since the first of them was missing."""
-
-    def __str__(self) -> str:
-        shown: list[tuple[str, float | None, Callable[[float], str]]] = [
-            ("CPU", self.cpu_percent, lambda value: f"{value:.0f} %"),
-            ("memory", self.rss_bytes, self._memory),
-            ("GPU", self.gpu_percent, lambda value: f"{value:.0f} %"),
-            ("GPU memory", self.gpu_memory_bytes, lambda value: human_bytes(int(value))),
-            ("GPU power", self.gpu_power_w, lambda value: f"{value:.0f} W"),
-            ("GPU temperature", self.gpu_temperature_c, lambda value: f"{value:.0f} °C"),
-            ("received", self.network_received_bytes_per_s, lambda value: f"{human_bytes(int(value))}/s"),
-            ("sent", self.network_sent_bytes_per_s, lambda value: f"{human_bytes(int(value))}/s"),
-            ("read", self.read_bytes_per_s, lambda value: f"{human_bytes(int(value))}/s"),
-            ("written", self.written_bytes_per_s, lambda value: f"{human_bytes(int(value))}/s"),
-        ]
-        return ", ".join(f"{name} {text(value)}" for name, value, text in shown if value is not None)
-
-    def _memory(self, used_bytes: float) -> str:
-        limit = f" of {human_bytes(int(self.memory_limit_bytes))}" if self.memory_limit_bytes else ""
-        counted = " (RSS, shared memory counted for each process)" if self.memory_source == "rss" else ""
-        return human_bytes(int(used_bytes)) + limit + counted
-
-
 class NodeSample(msgspec.Struct, frozen=True):
     """The newest sample of a node, and when it was taken (seconds since 1970, by the node's clock)."""
 
@@ -344,16 +293,27 @@ class NodeSamples(msgspec.Struct, frozen=True):
     samples: tuple[Sample, ...]
 
 
-class _End(msgspec.Struct, frozen=True):
-    """The last line of monitor.jsonl, once its sampler has ended."""
+def describe_sample(sample: Sample) -> str:
+    """The measured values, as they are printed."""
+    shown: list[tuple[str, float | None, Callable[[float], str]]] = [
+        ("CPU", sample.cpu_percent, lambda value: f"{value:.0f} %"),
+        ("memory", sample.rss_bytes, partial(_describe_memory, sample)),
+        ("GPU", sample.gpu_percent, lambda value: f"{value:.0f} %"),
+        ("GPU memory", sample.gpu_memory_bytes, lambda value: human_bytes(int(value))),
+        ("GPU power", sample.gpu_power_w, lambda value: f"{value:.0f} W"),
+        ("GPU temperature", sample.gpu_temperature_c, lambda value: f"{value:.0f} °C"),
+        ("received", sample.network_received_bytes_per_s, lambda value: f"{human_bytes(int(value))}/s"),
+        ("sent", sample.network_sent_bytes_per_s, lambda value: f"{human_bytes(int(value))}/s"),
+        ("read", sample.read_bytes_per_s, lambda value: f"{human_bytes(int(value))}/s"),
+        ("written", sample.written_bytes_per_s, lambda value: f"{human_bytes(int(value))}/s"),
+    ]
+    return ", ".join(f"{name} {text(value)}" for name, value, text in shown if value is not None)
 
 
-class _Head(msgspec.Struct, frozen=True):
-    """The first line of monitor.jsonl."""
-
-    host: str
-    started_at: float
-    interval_s: float = 0.0
+def _describe_memory(sample: Sample, used_bytes: float) -> str:
+    limit = f" of {human_bytes(int(sample.memory_limit_bytes))}" if sample.memory_limit_bytes else ""
+    counted = " (RSS, shared memory counted for each process)" if sample.memory_source == "rss" else ""
+    return human_bytes(int(used_bytes)) + limit + counted
 
 
 def newest_samples(run_dir: Path) -> list[NodeSample]:
@@ -382,7 +342,7 @@ def all_samples(run_dir: Path) -> list[NodeSamples]:
     nodes = []
     for path in monitor_files(run_dir):
         head, lines = _head(path), Tail(path).news(last=True)
-        read = tuple(s for line in lines if (s := decode_line(line.encode(), Sample, kind="sample")) is not None)
+        read = tuple(s for line in lines if (s := decode_sample(line.encode())) is not None)
         if head is not None and read:
             nodes.append(NodeSamples(head.host, head.started_at, read))
     return nodes
@@ -395,29 +355,24 @@ def open_samplers(run_dir: Path) -> list[OpenSampler]:
         for path in monitor_files(run_dir)
         if (head := _head(path)) is not None
         and (newest := _newest_sample(path)) is not None
-        and not any(decode_line(line, _End, kind="end") is not None for line in last_lines(path)[-1:])
+        and not any(map(is_end, last_lines(path)[-1:]))
     ]
 
 
 def monitor_files(run_dir: Path) -> list[Path]:
-    """monitor.jsonl of the first node, then those of the others by number."""
-    number = {path: int(path.stem.partition("-")[2] or 0) for path in run_dir.glob("monitor*.jsonl") if _is_ours(path)}
-    return sorted(number, key=lambda path: number[path])
-
-
-def _is_ours(path: Path) -> bool:
-    return path.stem == "monitor" or path.stem.removeprefix("monitor-").isdecimal()
+    """monitor.jsonl of the first node, then the files of the others by number."""
+    return [Path(path) for path in find_files(run_dir)] if run_dir.is_dir() else []
 
 
 def _newest_sample(path: Path) -> NodeSample | None:
     head = _head(path)
-    lines = (decode_line(line, Sample, kind="sample") for line in reversed(last_lines(path)))
+    lines = (decode_sample(line) for line in reversed(last_lines(path)))
     sample = next((sample for sample in lines if sample is not None), None)
     return None if head is None or sample is None else NodeSample(head.host, head.started_at + sample.time_s, sample)
 
 
-def _head(path: Path) -> _Head | None:
-    return decode_line(first_line(path), _Head, kind="monitor")
+def _head(path: Path) -> Head | None:
+    return decode_head(first_line(path))
 
 
 def samples(entry: Entry) -> Iterator[str]:
@@ -455,10 +410,10 @@ def all_monitor_files(entry: Entry) -> list[Path]:
 def _select_lines(path: Path, lines: Iterable[str]) -> Iterator[str]:
     head = _head(path)
     for line in lines:
-        sample = decode_line(line.encode(), Sample, kind="sample")
+        sample = decode_sample(line.encode())
         if head is not None and sample is not None:
             taken = time.strftime("%H:%M:%S", time.localtime(head.started_at + sample.time_s))
-            yield f"{head.host}  {taken}  {sample}\n"
+            yield f"{head.host}  {taken}  {describe_sample(sample)}\n"
 
 
 IDLE_S = 600.0

@@ -18,14 +18,16 @@ from hpcjobs.job.models import Job, JobSpec, Layer, Plan
 from hpcjobs.job.plan import plan_of, run_dir_of
 from hpcjobs.job.resolve import resolve
 from hpcjobs.job.script import locate_run_root, render
+from hpcjobs.record import manifest as manifest_file
+from hpcjobs.record.manifest import Manifest
 from hpcjobs.record.names import MANIFEST, SUMMARY
+from hpcjobs.record.summary import flatten, read_summary
 from hpcjobs.run.folder import CodeState, code_state, output_dir
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import flat, own_ids, read_json
+from hpcjobs.run.job_files import own_ids, read_usable
 from hpcjobs.run.select import is_own
 from hpcjobs.run.status import Known
 from hpcjobs.runtime.hostlist import hosts_of
-from hpcjobs.runtime.numbers import restore
 from hpcjobs.site.library import load_site
 from hpcjobs.site.models import Site
 from hpcjobs.site.resources import Resources, fields_where
@@ -38,24 +40,6 @@ _OWN_VERBS = {
 """Templates whose jobs need more than their manifest."""
 
 
-class RecordedCode(msgspec.Struct, frozen=True):
-    """The git state of the program's folder when a job was submitted."""
-
-    commit: str | None = None
-    dirty: bool = False
-    untracked: tuple[str, ...] = ()
-
-
-class Manifest(msgspec.Struct, frozen=True):
-    """``manifest.json`` of a run folder."""
-
-    job: Job
-    hpcjobs: str = "unknown"
-    user: str = "unknown"
-    host: str = "unknown"
-    code: RecordedCode | None = None
-
-
 class Rerun(NamedTuple):
     """A plan for the same run again, and what the user should know of it."""
 
@@ -63,7 +47,7 @@ class Rerun(NamedTuple):
     notes: tuple[str, ...]
 
 
-def read_manifest(run_dir: Path) -> Manifest:
+def read_manifest(run_dir: Path) -> Manifest[Job]:
     """The manifest of a run.
 
     Raises:
@@ -71,8 +55,9 @@ def read_manifest(run_dir: Path) -> Manifest:
     """
     path = run_dir / MANIFEST
     try:
-        return msgspec.json.decode(read_regular(path), type=Manifest)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        manifest = manifest_file.read_manifest(run_dir)
+        return Manifest(**{**vars(manifest), "job": msgspec.convert(manifest.job, Job)})
+    except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
         raise RequestError(
             f"{path} cannot be used: {reason_of(error)}", hint="a run can be compared or repeated by its manifest only"
         ) from error
@@ -171,7 +156,7 @@ def _site_of(job: Job, *, untrusted: bool = False) -> Site:
     return load_site(job.site_file if os.path.isfile(job.site_file) else job.site)
 
 
-def _changed_code(manifest: Manifest, run_dir: Path) -> str | None:
+def _changed_code(manifest: Manifest[Job], run_dir: Path) -> str | None:
     """A note where the program's folder is not as it was."""
     recorded = manifest.code
     now = code_state(Path(manifest.job.chdir))
@@ -286,7 +271,7 @@ def _variables(job: Job) -> dict[str, str]:
     return {f"env.{name}": value for name, value in job.env.items()}
 
 
-def _environment(manifest: Manifest) -> dict[str, str]:
+def _environment(manifest: Manifest[Job]) -> dict[str, str]:
     return {
         **_variables(manifest.job),
         "python": manifest.job.python,
@@ -301,7 +286,7 @@ def _image(job: Job) -> dict[str, str]:
     return {name: _text(value) for name, value in fields.items() if value not in (None, [], False)}
 
 
-def _code(manifest: Manifest, run_dir: Path) -> dict[str, str]:
+def _code(manifest: Manifest[Job], run_dir: Path) -> dict[str, str]:
     code = manifest.code
     if code is None:
         return {}
@@ -309,7 +294,7 @@ def _code(manifest: Manifest, run_dir: Path) -> dict[str, str]:
     return known | {"changes since the commit": read_patch(run_dir)}
 
 
-def _script_lines(first: tuple[Manifest, Path], second: tuple[Manifest, Path]) -> Iterator[str]:
+def _script_lines(first: tuple[Manifest[Job], Path], second: tuple[Manifest[Job], Path]) -> Iterator[str]:
     """Differing lines of the scripts; none where each is what its settings make of one and the same template."""
     texts = [_neutral(manifest, run) for manifest, run in (first, second)]
     if texts[0] == texts[1] or all(_is_rendered(manifest, run) for manifest, run in (first, second)):
@@ -318,7 +303,7 @@ def _script_lines(first: tuple[Manifest, Path], second: tuple[Manifest, Path]) -
     yield from difflib.unified_diff(texts[0], texts[1], names[0], names[1], lineterm="", n=0)
 
 
-def _neutral(manifest: Manifest, run_dir: Path) -> list[str]:
+def _neutral(manifest: Manifest[Job], run_dir: Path) -> list[str]:
     """The script without its header, which names the command, and with the run folder, also moved, by one name."""
     try:
         text = read_regular(run_dir / "job.sh").decode("utf-8", "surrogateescape")
@@ -333,7 +318,7 @@ def _without_header(text: str) -> list[str]:
     return [line for line in text.splitlines() if not line.startswith("# ")]
 
 
-def _is_rendered(manifest: Manifest, run_dir: Path) -> bool:
+def _is_rendered(manifest: Manifest[Job], run_dir: Path) -> bool:
     """Whether today's template makes this script of the job: then its settings say all about it."""
     try:
         text = render(manifest.job, run_dir, made_by="", untrusted=[])
@@ -360,8 +345,8 @@ def _results(job: Known) -> dict[str, str]:
 
 def _summary(entry: Entry) -> Iterator[tuple[str, str]]:
     folder = output_dir(Path(entry.run_dir), own_ids(entry)[0])
-    summary = restore(read_json(folder / SUMMARY, dict[str, Any]) or {})
-    for name, value in flat({key: value for key, value in summary.items() if key != "config"}):
+    summary = read_usable(folder / SUMMARY, lambda: read_summary(folder / SUMMARY)) or {}
+    for name, value in flatten({key: value for key, value in summary.items() if key != "config"}):
         if name.split(".")[0] not in _IDENTITY:
             yield name, _text(value)
 

@@ -28,7 +28,8 @@ from hpcjobs.errors import HpcJobsWarning, RequestError, SchedulerDownError, Sch
 from hpcjobs.files import read_regular, state_dir, write_beside
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.processes.tree import start_ticks
-from hpcjobs.record.names import MANIFEST, SUBMITTED
+from hpcjobs.record.manifest import read_manifest
+from hpcjobs.record.names import JOB_SCRIPT, SUBMITTED
 from hpcjobs.run import index
 from hpcjobs.run.identity import is_cluster_reachable, own_cluster, user_name
 from hpcjobs.run.index import Entry
@@ -168,14 +169,6 @@ UNDECIDED_S = 600.0
 the process that started it."""
 
 
-class _FoundManifest(msgspec.Struct):
-    """The parts of manifest.json that make the plan again."""
-
-    job: Job
-    command_line: str
-    command: tuple[str, ...]
-
-
 def plan_in(run_dir: Path) -> Plan:
     """The plan whose run folder this is.
 
@@ -183,11 +176,12 @@ def plan_in(run_dir: Path) -> Plan:
         RequestError: its files cannot be used.
     """
     try:
-        manifest = msgspec.json.decode(read_regular(run_dir / MANIFEST), type=_FoundManifest)
-        script = read_regular(run_dir / "job.sh").decode()
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        manifest = read_manifest(run_dir)
+        job = msgspec.convert(manifest.job, Job)
+        script = read_regular(run_dir / JOB_SCRIPT).decode()
+    except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
         raise RequestError(f"{run_dir} is no run folder that can be used: {reason_of(error)}") from error
-    return Plan(manifest.job, script, run_dir, manifest.command, manifest.command_line)
+    return Plan(job, script, run_dir, tuple(manifest.command), manifest.command_line or "")
 
 
 def adopt_job(run_dir: Path, scheduler: JobQueue) -> Entry | None:
@@ -203,7 +197,7 @@ def adopt_job(run_dir: Path, scheduler: JobQueue) -> Entry | None:
                 index.add(entry)
         forget(run_dir)
         return entry
-    if not (run_dir / "job.sh").exists():  # it is written last: nothing was submitted yet
+    if not (run_dir / JOB_SCRIPT).exists():  # it is written last: nothing was submitted yet
         return None
     taken = scheduler.find_submitted(plan := plan_in(run_dir))
     return remember(plan, taken[0], submitted=began_at(run_dir)) if taken else None

@@ -18,7 +18,8 @@ import traceback
 from pathlib import Path
 
 from hpcjobs.files import write_beside
-from hpcjobs.runtime.numbers import encode
+from hpcjobs.record.names import SUMMARY
+from hpcjobs.record.numbers import encode
 
 
 def main() -> int:
@@ -50,8 +51,8 @@ def _keep(run_dir: Path, result: object) -> None:
         text = encode(summary)
     except (TypeError, ValueError, RecursionError):
         return  # no JSON: the pickle has it
-    if not (run_dir / "summary.json").exists() or isinstance(result, dict):
-        write_beside(run_dir / "summary.json", text.encode(), mode=None)
+    if not (run_dir / SUMMARY).exists() or isinstance(result, dict):
+        write_beside(run_dir / SUMMARY, text.encode(), mode=None)
 
 
 if __name__ == "__main__":

@@ -32,9 +32,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcjobs.files import write_beside
+from hpcjobs.record.summary import write_json
 from hpcjobs.runtime.exits import BadCheckpoint, LossNotFinite, StorageFault
 from hpcjobs.runtime.streams import print_error
-from hpcjobs.runtime.summary import write_json
 
 FOLDER = "checkpoints"
 REPLACED = ".replaced"

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hpcjobs.record.names import SUMMARY
 from hpcjobs.runtime import signals
 from hpcjobs.runtime.agreement import StopAgreement, clear_board, name_attempt, open_board
 from hpcjobs.runtime.checkpoints import FOLDER, CheckpointMeta
@@ -23,7 +24,6 @@ from hpcjobs.runtime.script_checkpoints import Part, ScriptCheckpoints
 from hpcjobs.runtime.signals import JobControl
 from hpcjobs.runtime.step_log import StepLog, make_summary, read_number, read_result, read_step, refuse_infinite_epoch
 from hpcjobs.runtime.streams import flush
-from hpcjobs.runtime.summary import SUMMARY_FILE
 from hpcjobs.runtime.watchdog import Heartbeat, report_stacks
 
 LAST_SAVE_S = 120.0
@@ -65,7 +65,7 @@ class Run(ScriptRank):
         self._control = JobControl(self._stop if in_job else None, rank=env.rank)
         board_dir = signals.control_dir() or run_dir
         if env.rank == 0:  # files of the previous start
-            (run_dir / SUMMARY_FILE).unlink(missing_ok=True)
+            (run_dir / SUMMARY).unlink(missing_ok=True)
             clear_board(board_dir, self.attempt)
         self._checkpoints = ScriptCheckpoints(
             run_dir / FOLDER,

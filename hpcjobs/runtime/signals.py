@@ -41,8 +41,8 @@ from hpcjobs.record.control import REQUEUE as REQUEUE
 from hpcjobs.record.control import SIGNAL_BEFORE as SIGNAL_BEFORE
 from hpcjobs.record.control import STEPS as STEPS
 from hpcjobs.record.control import SUSPECTS as SUSPECTS
+from hpcjobs.record.summary import Quantiles
 from hpcjobs.runtime.exits import ExitCode
-from hpcjobs.runtime.summary import Quantiles
 
 FOLDER = "HPCJOBS_CONTROL_DIR"
 DEADLINE = "HPCJOBS_DEADLINE"

@@ -9,7 +9,6 @@ checkpoints (`exclude`) and the first steps.
 
 from __future__ import annotations
 
-import json
 import math
 import operator
 import os
@@ -23,18 +22,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hpcjobs.record.metrics import SCHEMA as METRICS_SCHEMA
+from hpcjobs.record.metrics import MetricsLog
+from hpcjobs.record.names import METRICS
+from hpcjobs.record.numbers import decode_object, encode
+from hpcjobs.record.summary import Quantiles, RunSummary, Throughput, format_utc
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import ExitCode
-from hpcjobs.runtime.numbers import encode
-from hpcjobs.runtime.summary import (
-    METRICS_FILE,
-    METRICS_SCHEMA,
-    MetricsLog,
-    Quantiles,
-    RunSummary,
-    Throughput,
-    format_utc,
-)
+from hpcjobs.runtime.streams import print_error
 from hpcjobs.runtime.tracking import Trackers, open_trackers
 
 FLUSH_S = 1.0
@@ -98,7 +93,7 @@ class RunLog:
         """`keep_bytes` of an existing file stay: the lines before the step from which the run resumes."""
         self._began, self._trackers = time.perf_counter(), trackers
         copy_to = None if trackers is None else trackers.copy
-        self._file = MetricsLog(run_dir / METRICS_FILE, keep_bytes=keep_bytes, copy_to=copy_to)
+        self._file = MetricsLog(run_dir / METRICS, keep_bytes=keep_bytes, copy_to=copy_to, report=print_error)
         self._file.write("run", time_s=0.0, schema=METRICS_SCHEMA, **head)
 
     def write(self, kind: str, **values: object) -> None:
@@ -147,7 +142,7 @@ class StepLog:
         self._last: tuple[int, float] = (first_step, self._began)
         self._work = {True: (0.0, 0.0), False: (0.0, 0.0)}
         """Counted work and its seconds; True: of the first lines."""
-        self._path = folder / METRICS_FILE if env.rank == 0 else None
+        self._path = folder / METRICS if env.rank == 0 else None
         self._head = {
             "workload": name,
             "world_size": env.world_size,
@@ -268,8 +263,8 @@ def _bytes_until(path: Path, step: int) -> int:
     with path.open("rb") as file:
         for line in file:
             try:
-                later = json.loads(line).get("step", 0) > step
-            except (ValueError, AttributeError, TypeError):  # cut short by a crash
+                later = (decode_object(line) or {}).get("step", 0) > step
+            except (ValueError, TypeError):  # cut short by a crash
                 return size
             if later:
                 return size

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from hpcjobs.record.numbers import restore
 from hpcjobs.runtime.exits import UsageError
-from hpcjobs.runtime.numbers import restore
 from hpcjobs.runtime.streams import print_error
 
 if TYPE_CHECKING:

@@ -28,11 +28,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from hpcjobs.record.summary import Quantiles
 from hpcjobs.runtime import signals
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import ExitCode
 from hpcjobs.runtime.streams import print_error
-from hpcjobs.runtime.summary import Quantiles
 
 BINDINGS = "torch._C._distributed_c10d"
 RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")

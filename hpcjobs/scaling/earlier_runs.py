@@ -17,13 +17,14 @@ import msgspec
 
 from hpcjobs.files import read_regular
 from hpcjobs.job.models import Job
+from hpcjobs.record.metrics import decode_step
 from hpcjobs.record.names import MANIFEST, METRICS
 from hpcjobs.run.figures import Rate, read_rate
 from hpcjobs.run.folder import output_dir
-from hpcjobs.run.growing_files import decode_line, last_lines
+from hpcjobs.run.growing_files import last_lines
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import own_ids, own_record, read_accounting
-from hpcjobs.run.progress import StepProgress, read_progress
+from hpcjobs.run.progress import read_progress
 from hpcjobs.run.select import entries_of
 from hpcjobs.scaling.study_sweep import read_code
 from hpcjobs.scheduler.base import JobRecord, State
@@ -160,7 +161,7 @@ def _read_run(entry: Entry, job_id: str, job: Job, record: JobRecord | None) -> 
 
 def _rate_so_far(folder: Path) -> Rate | None:
     """The median of the last lines, of a program that was ended before it wrote its summary."""
-    lines = (decode_line(line, StepProgress, kind="step") for line in last_lines(folder / METRICS))
+    lines = map(decode_step, last_lines(folder / METRICS))
     measured = [(step.throughput, step.unit) for step in lines if step is not None and step.throughput]
     return Rate("throughput", median(value for value, _ in measured), measured[-1][1] or "") if measured else None
 

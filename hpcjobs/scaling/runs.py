@@ -11,9 +11,10 @@ import polars as pl
 
 from hpcjobs.job.array import task_ids
 from hpcjobs.jobstats.sources import JobFilter, gather
+from hpcjobs.record.names import SUMMARY
+from hpcjobs.record.summary import Quantiles, Throughput
 from hpcjobs.run.figures import read_rate
 from hpcjobs.run.job_files import read_json
-from hpcjobs.runtime.summary import SUMMARY_FILE, Quantiles, Throughput
 from hpcjobs.scaling.study import Mode, Study, StudyRun
 from hpcjobs.scaling.study_sweep import list_runs, read_code, read_image
 
@@ -44,7 +45,7 @@ _FROM_ACCOUNTING = (
 
 
 class Measurements(msgspec.Struct):
-    """Keys of summary.json that a study reads. Any program may write them; hpcjobs.runtime.summary explains them."""
+    """Keys of summary.json that a study reads. Any program may write them; hpcjobs.record.summary explains them."""
 
     throughput: Throughput | None = None
     elapsed_s: float | None = None
@@ -104,8 +105,8 @@ def _row(run: StudyRun, job: dict[str, Any], *, mode: Mode) -> dict[str, Any]:
     )
     if run.job_dir is not None:
         row.update(code=read_code(Path(run.job_dir)), image=read_image(Path(run.job_dir)))
-    if (folder / SUMMARY_FILE).exists():
-        summary = read_json(folder / SUMMARY_FILE, Measurements)
+    if (folder / SUMMARY).exists():
+        summary = read_json(folder / SUMMARY, Measurements)
         row.update({} if summary is None else _take_measurements(summary))
         if (rate := read_rate(folder)) is not None:
             row.update(throughput=rate.value, unit=rate.unit)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import os
 import re
 import secrets
@@ -18,6 +17,7 @@ from msgspec.structs import replace
 from hpcjobs.errors import ConfigError, RequestError
 from hpcjobs.job.models import Job
 from hpcjobs.job.plan import resolve_request
+from hpcjobs.record.manifest import Manifest, read_manifest
 from hpcjobs.record.names import MANIFEST
 from hpcjobs.run.folder import code_state
 from hpcjobs.scaling import study as study_file
@@ -227,11 +227,11 @@ def list_runs(study: Study) -> list[StudyRun]:
 
 def read_code(job_dir: Path) -> str | None:
     """The code of a run, from its run folder: ``commit``, or ``commit + patch DIGEST``; None: not known."""
-    code = _manifest(job_dir).get("code")
-    if code is None:
+    manifest = _read(job_dir)
+    if manifest is None or manifest.code is None:
         return None
     patch = job_dir / "code.patch"
-    return _label(code["commit"], patch.read_bytes() if patch.exists() else b"")
+    return _label(manifest.code.commit, patch.read_bytes() if patch.exists() else b"")
 
 
 def current_code(folder: Path) -> str | None:
@@ -242,14 +242,13 @@ def current_code(folder: Path) -> str | None:
 
 def read_image(job_dir: Path) -> str | None:
     """The container image of a run; None: it had none."""
-    inside = _manifest(job_dir).get("job", {}).get("container")
+    manifest = _read(job_dir)
+    inside = None if manifest is None else manifest.request.container
     return None if inside is None else f"{inside['name']} {inside['fingerprint'] or inside['image']}"
 
 
-def _manifest(job_dir: Path) -> dict[str, Any]:
-    path = job_dir / MANIFEST
-    manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return manifest
+def _read(job_dir: Path) -> Manifest[dict[str, Any]] | None:
+    return read_manifest(job_dir) if (job_dir / MANIFEST).exists() else None
 
 
 def _label(commit: str | None, patch: bytes) -> str:

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
 
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.extras import require_packages
-from hpcjobs.files import read_regular
 from hpcjobs.record.figures import LOG_SOURCE, results_of
 from hpcjobs.record.names import SUMMARY
+from hpcjobs.record.summary import flatten, read_summary
 from hpcjobs.run.folder import log_path
-from hpcjobs.run.growing_files import decode_object
-from hpcjobs.run.job_files import flat
 from hpcjobs.sweeps.cell_status import CellStatus
 from hpcjobs.sweeps.folder import Definition, SweepFolder
 
@@ -163,17 +161,15 @@ def _parse_value(text: str | None) -> str | int | float | None:
 def _read_summary(folder: SweepFolder, cell_status: CellStatus) -> list[tuple[str, Any]]:
     """summary.json of the cell's run folder, flat; empty where there is none, or where it is no JSON object."""
     try:
-        summary = decode_object(read_regular(folder.cell_dir(cell_status.cell.id) / SUMMARY))
+        summary = read_summary(folder.cell_dir(cell_status.cell.id) / SUMMARY)
     except (FileNotFoundError, ValueError):
-        return []
-    if summary is None:
         return []
     figures = [(name, result.value) for name, result in results_of(summary).items()]
     if summary.get("source") == LOG_SOURCE:
         return figures
     config = summary.get("config")
     left_out = {*_OWN, *(("figures",) if figures else ()), *(("config",) if isinstance(config, dict) else ())}
-    return [*figures, *flat({key: value for key, value in summary.items() if key not in left_out})]
+    return [*figures, *flatten({key: value for key, value in summary.items() if key not in left_out})]
 
 
 def _facts(folder: SweepFolder, cell_status: CellStatus, definition: Definition) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from commandline import ok
 from tmux import Terminal
 from waiting import eventually
 
-from hpcjobs.runtime.summary import MetricsLog
+from hpcjobs.record.metrics import MetricsLog
 from hpcjobs.sandbox import Sandbox
 from hpcjobs.scheduler.base import State
 from hpcjobs.top.look import Looker

@@ -99,7 +99,7 @@ def test_each_column_of_a_scaling_report_has_a_row() -> None:
 def test_each_number_of_a_summary_has_a_row_or_is_a_setting() -> None:
     settings = {"schema", "exit_code", "world_size", "nnodes", "threads_per_rank", "resumed_from_step", "lr", "config"}
     listed = {figure.strip("`") for row in rows() if "summary.json" in row.commands for figure in row.figures}
-    source = (HERE.parents[1] / "hpcjobs" / "runtime" / "summary.py").read_text(encoding="utf-8")
+    source = (HERE.parents[1] / "hpcjobs" / "record" / "summary.py").read_text(encoding="utf-8")
     (summary,) = [node for node in ast.walk(ast.parse(source)) if getattr(node, "name", None) == "RunSummary"]
     fields = {ast.unparse(node.target): ast.unparse(node.annotation) for node in ast.walk(summary)
               if isinstance(node, ast.AnnAssign)}  # fmt: skip

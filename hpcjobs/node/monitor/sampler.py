@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import fcntl
 import io
-import json
 import os
 import re
 import signal
@@ -17,6 +16,7 @@ from collections import deque
 from typing import Any, Callable, Deque, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from hpcjobs.processes.events import SignalPipe
+from hpcjobs.record.monitor import END_LINE, Head, decode_head, encode_head, encode_sample, is_end
 from hpcjobs.record.names import monitor_name
 
 _JOB = re.compile(r"(.*/job_\d+)(?:/|$)")
@@ -434,10 +434,8 @@ def _network() -> Tuple[int, int]:
     return received, sent
 
 
-SCHEMA = "hpcjobs.monitor/1"
 _FRESH = 3
 """A file written within so many intervals has a writer, unless its last line says that it has ended."""
-_END = "end"
 
 
 def watch(run_dir: str, job_id: str, interval_s: float, environ: Mapping[str, str]) -> int:
@@ -449,7 +447,8 @@ def watch(run_dir: str, job_id: str, interval_s: float, environ: Mapping[str, st
         writer = _writer(path, interval_s)
         if not _lock(file) or (writer is not None and _grows(path, signals, interval_s)):
             print(f"hpcjobs: {writer or 'another sampler'} samples {path} already", file=sys.stderr)
-            return 0 if _head(path).get("job_id") in (job_id, None) else 1
+            head = _read_head(path)
+            return 0 if head is None or head.job_id in (job_id, None) else 1
         _sample(file, path, signals, job_id, interval_s, environ)
     return 0
 
@@ -460,15 +459,14 @@ def _sample(
     """Append samples until SIGTERM; those of another node or job, an attempt before this one, are removed first."""
     sampler = NodeSampler(JobProcesses(job_id), JobGroup(), GpuReader(environ, load_library()))
     host = environ.get("SLURMD_NODENAME") or os.uname().nodename
-    head = _head(path)
-    if (head.get("host"), head.get("job_id")) == (host, job_id) and isinstance(head.get("started_at"), float):
+    head = _read_head(path)
+    if head is not None and (head.host, head.job_id) == (host, job_id):
         if not _has_complete_lines(path):
             file.write(b"\n")
     else:
         file.truncate(0)
-        head = {"kind": "monitor", "schema": SCHEMA, "host": host, "interval_s": interval_s, "started_at": time.time()}
-        head["job_id"] = job_id
-        _append(file, head)
+        head = Head(host, time.time(), interval_s, job_id)
+        _append(file, encode_head(head))
     last = False
     while not last:
         # Slurm and users signal all steps of a job: USR1 and USR2 are for the program.
@@ -476,10 +474,8 @@ def _sample(
         last = any(number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) for number in came)
         if came and not last:
             continue
-        line: Dict[str, Any] = {"kind": "sample", "time_s": round(time.time() - head["started_at"], 3)}
-        line.update(sampler.sample())
-        _append(file, line)
-    _append(file, {"kind": _END})
+        _append(file, encode_sample(time.time() - head.started_at, sampler.sample()))
+    _append(file, END_LINE)
 
 
 def _lock(file: io.FileIO) -> bool:
@@ -493,10 +489,10 @@ def _lock(file: io.FileIO) -> bool:
     return True
 
 
-def _append(file: io.FileIO, line: Dict[str, Any]) -> None:
+def _append(file: io.FileIO, line: str) -> None:
     """A sample that a full disk does not take is lost; the next one is tried anew."""
     try:
-        file.write(json.dumps(line).encode() + b"\n")
+        file.write(line.encode() + b"\n")
     except OSError as error:
         print(f"hpcjobs: a sample is lost: {error.strerror}", file=sys.stderr)
 
@@ -507,14 +503,13 @@ def _grows(path: str, signals: SignalPipe, interval_s: float) -> bool:
     return any(signals.wait(interval_s) or os.path.getsize(path) != size for _ in range(_FRESH))
 
 
-def _head(path: str) -> Dict[str, Any]:
-    """The first line; empty where there is none that can be read."""
+def _read_head(path: str) -> Optional[Head]:
+    """The first line; None: it is cut short, or cannot be read."""
     try:
         with open(path, "rb") as file:
-            head = json.loads(file.readline().decode())
-    except (OSError, ValueError):
-        return {}
-    return head if isinstance(head, dict) else {}
+            return decode_head(file.readline())
+    except OSError:
+        return None
 
 
 def _has_complete_lines(path: str) -> bool:
@@ -531,8 +526,7 @@ def _writer(path: str, interval_s: float) -> Optional[str]:
             lines = file.read().split(b"\n")
     except OSError:
         return None
-    head = _head(path)
-    if not status.st_size or time.time() - status.st_mtime >= _FRESH * float(head.get("interval_s", interval_s)):
+    head = _read_head(path) or Head("another sampler", 0.0, interval_s)
+    if not status.st_size or time.time() - status.st_mtime >= _FRESH * (head.interval_s or interval_s):
         return None
-    has_ended = lines[-1] == b"" and lines[-2] == json.dumps({"kind": _END}).encode()
-    return None if has_ended else str(head.get("host", "another sampler"))
+    return None if lines[-1] == b"" and is_end(lines[-2]) else head.host

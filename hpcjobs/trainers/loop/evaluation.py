@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from hpcjobs.record.summary import Evaluation
 from hpcjobs.runtime.exits import UsageError
-from hpcjobs.runtime.summary import Evaluation
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.data.loader import HeldOutOrder, Loader
 from hpcjobs.trainers.distributed.process_group import RankGroup

@@ -12,9 +12,10 @@ from typing import Any, cast
 
 import torch
 
+from hpcjobs.record.names import SUMMARY
+from hpcjobs.record.summary import Quantiles, RunSummary
 from hpcjobs.runtime.checkpoints import CheckpointMeta
 from hpcjobs.runtime.exits import UnequalData, UsageError
-from hpcjobs.runtime.summary import Quantiles, RunSummary
 from hpcjobs.runtime.tracking import Trackers, open_trackers, require_trackers
 from hpcjobs.runtime.watchdog import Watchdog
 from hpcjobs.trackers import TrackedRun
@@ -301,5 +302,5 @@ def describe_result(summary: RunSummary, run_dir: Path) -> str:
     return (
         f"done: {summary.steps} steps in {summary.elapsed_s:.1f} s, "
         f"{summary.throughput.value:,.0f} {summary.throughput.unit} on {summary.world_size} ranks{used}; "
-        f"{run_dir / 'summary.json'}"
+        f"{run_dir / SUMMARY}"
     )

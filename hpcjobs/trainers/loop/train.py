@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcjobs.runtime.summary import RunSummary
+from hpcjobs.record.summary import RunSummary
 from hpcjobs.trainers.commandline.launch import Call
 from hpcjobs.trainers.loop.run import TrainingRun, open_run
 from hpcjobs.trainers.metrics.communication_probe import Probe

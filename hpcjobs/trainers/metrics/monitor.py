@@ -12,14 +12,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, cast
 
 import psutil
 import torch
 
-from hpcjobs.runtime.summary import MONITOR_SCHEMA, Load, MetricsLog, Monitored
+from hpcjobs.record.metrics import MetricsLog
+from hpcjobs.record.monitor import Head, Load, encode_head, encode_sample
+from hpcjobs.record.names import monitor_name
+from hpcjobs.record.summary import Monitored
+from hpcjobs.runtime.streams import print_error
 from hpcjobs.trainers.distributed.process_group import RankGroup
 
 try:
@@ -121,15 +124,15 @@ class Monitor:
 
     def _watch(self, sampler: LoadSampler) -> None:
         node = list(dict.fromkeys(self.group.hosts)).index(self.host)
-        log = MetricsLog(self.run_dir / ("monitor.jsonl" if node == 0 else f"monitor-{node}.jsonl"))
+        log = MetricsLog(self.run_dir / monitor_name(node), report=print_error)
         began = time.time()
-        log.write("monitor", schema=MONITOR_SCHEMA, host=self.host, interval_s=INTERVAL_S, started_at=began)
+        log.append(encode_head(Head(self.host, began, INTERVAL_S)) + "\n")
         last = False
         while not last:
             last = self._done.wait(INTERVAL_S)  # the last, shorter interval counts too: short runs have no other
             sample = sampler.sample()
             self.samples.append(sample)
-            log.write("sample", time_s=round(time.time() - began, 3), **asdict(sample))
+            log.append(encode_sample(time.time() - began, sample._asdict()) + "\n")
         log.close()
 
 
@@ -181,7 +184,7 @@ def summed_up(samples: Sequence[Load]) -> Monitored | None:
     """Means and peaks of each value over the samples that have it, and the share of idle samples."""
     if not samples:
         return None
-    columns = {item.name: [getattr(sample, item.name) for sample in samples] for item in fields(Load)}
+    columns = {name: [getattr(sample, name) for sample in samples] for name in Load._fields}
     known = {name: [value for value in values if value is not None] for name, values in columns.items()}
     busy = known["gpu_percent"] or known["cpu_percent"]
     return Monitored(

@@ -17,17 +17,10 @@ from typing import Any
 
 import torch
 
+from hpcjobs.record.summary import ByRank, Evaluation, Quantiles, RunSummary, Throughput, format_utc
 from hpcjobs.runtime.checkpoints import CheckpointMeta
 from hpcjobs.runtime.exits import LossNotFinite
 from hpcjobs.runtime.step_log import RunLog
-from hpcjobs.runtime.summary import (
-    ByRank,
-    Evaluation,
-    Quantiles,
-    RunSummary,
-    Throughput,
-    format_utc,
-)
 from hpcjobs.runtime.tracking import Trackers
 from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.metrics.peak_flops import peak_flops_per_s

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import torch
 
+from hpcjobs.record.summary import RunSummary
 from hpcjobs.runtime.exits import UsageError
-from hpcjobs.runtime.summary import RunSummary
 from hpcjobs.trainers.commandline.launch import Call
 from hpcjobs.trainers.data.training import TrainingData
 from hpcjobs.trainers.distributed.process_group import RankGroup

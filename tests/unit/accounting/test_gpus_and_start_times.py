@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,10 @@ from hpcjobs.job.plan import plan
 from hpcjobs.jobstats.derive import SCHEMA
 from hpcjobs.jobstats.usage import add_gpu_usage, read_gpu_usage
 from hpcjobs.processes.programs import Result
+from hpcjobs.record.metrics import MetricsLog
+from hpcjobs.record.monitor import SCHEMA as MONITOR_SCHEMA
+from hpcjobs.record.monitor import Load
 from hpcjobs.run import folder
-from hpcjobs.runtime.summary import MONITOR_SCHEMA, Load, MetricsLog
 from hpcjobs.scaling.right_size import estimate_starts
 from hpcjobs.site.models import NodeShape, Partition, Site, Watts
 
@@ -29,7 +30,7 @@ def monitored(run_dir: Path, node: int, *samples: Load) -> None:
     log = MetricsLog(run_dir / ("monitor.jsonl" if node == 0 else f"monitor-{node}.jsonl"))
     log.write("monitor", schema=MONITOR_SCHEMA, host=f"n{node}", interval_s=1.0, started_at=0.0)
     for second, sample in enumerate(samples, 1):
-        log.write("sample", time_s=float(second), **asdict(sample))
+        log.write("sample", time_s=float(second), **sample._asdict())
     log.close()
 
 

@@ -11,9 +11,9 @@ import pytest
 from commandline import ok
 
 import hpcjobs
+from hpcjobs.record.numbers import encode, restore
+from hpcjobs.record.summary import RunSummary
 from hpcjobs.run.progress import newest_step
-from hpcjobs.runtime.numbers import encode, restore
-from hpcjobs.runtime.summary import RunSummary
 
 SCRIPT = """\
 import hpcjobs.runtime

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,12 @@ from waiting import eventually
 
 from hpcjobs.cli.follow import _Changes
 from hpcjobs.cli.progress import ProgressBars
+from hpcjobs.record.metrics import SCHEMA as METRICS_SCHEMA
+from hpcjobs.record.metrics import MetricsLog
+from hpcjobs.record.monitor import SCHEMA as MONITOR_SCHEMA
+from hpcjobs.record.monitor import Load, Sample
 from hpcjobs.run.index import Entry
-from hpcjobs.run.progress import Sample, StepProgress, newest_samples, newest_step
-from hpcjobs.runtime.summary import METRICS_SCHEMA, MONITOR_SCHEMA, Load, MetricsLog
+from hpcjobs.run.progress import StepProgress, newest_samples, newest_step
 from hpcjobs.scheduler.base import JobRecord, State
 
 LOAD = Load(cpu_percent=97.6, rss_bytes=1.5 * 2**30, gpu_percent=91.0, gpu_power_w=68.2)
@@ -35,11 +37,11 @@ def write_files(folder: Path, *, started_at: float = 1000.0) -> None:
     for name, host, load in (("monitor-1", "n2", Load(cpu_percent=3.0)), ("monitor", "n1", LOAD)):
         path = folder / f"{name}.jsonl"
         append(path, "monitor", schema=MONITOR_SCHEMA, host=host, interval_s=1.0, started_at=started_at)
-        append(path, "sample", time_s=1.0, **asdict(load))
+        append(path, "sample", time_s=1.0, **load._asdict())
 
 
 def test_a_sample_has_the_values_that_the_monitor_writes() -> None:
-    assert set(Sample.__struct_fields__) >= {"time_s", *(field.name for field in fields(Load))}
+    assert Sample._fields[: 1 + len(Load._fields)] == ("time_s", *Load._fields)
 
 
 def test_the_newest_step_and_sample_of_each_node_are_read_from_files_that_grow(tmp_path: Path) -> None:
@@ -76,7 +78,7 @@ def test_a_running_job_shows_how_far_it_is_and_its_samples_can_be_followed_to_it
     follower = start("logs", "--monitor", "-f")
     assert follower.stdout is not None
     assert follower.stdout.readline().endswith("CPU 98 %, memory 1.5G, GPU 91 %, GPU power 68 W\n")
-    append(Path(job["run_dir"]) / "monitor.jsonl", "sample", time_s=2.0, **asdict(Load(cpu_percent=50.0)))
+    append(Path(job["run_dir"]) / "monitor.jsonl", "sample", time_s=2.0, **Load(cpu_percent=50.0)._asdict())
     rest = [follower.stdout.readline() for _ in range(2)]
     assert sorted(line.split()[0] for line in rest) == ["n1", "n2"]
     (here / "go").touch()

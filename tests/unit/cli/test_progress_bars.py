@@ -19,7 +19,7 @@ from test_progress import append
 from waiting import eventually
 
 from hpcjobs.cli.progress import ProgressBars
-from hpcjobs.runtime.summary import METRICS_SCHEMA
+from hpcjobs.record.metrics import SCHEMA as METRICS_SCHEMA
 
 
 class Clock:

@@ -10,7 +10,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcjobs.runtime.summary import METRICS_FILE, RunSummary
+from hpcjobs.record.names import METRICS
+from hpcjobs.record.summary import RunSummary
 
 REPOSITORY = Path(__file__).parents[3]
 SEVERAL = """
@@ -39,7 +40,7 @@ class Runs:
     root: Path
 
     def losses(self, name: str) -> list[float]:
-        lines = map(json.loads, (self.root / name / METRICS_FILE).read_text(encoding="utf-8").splitlines())
+        lines = map(json.loads, (self.root / name / METRICS).read_text(encoding="utf-8").splitlines())
         return [line["loss"] for line in lines if line["kind"] == "step"]
 
     def summary(self, name: str) -> RunSummary:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpcjobs.run.progress import NodeSample, Sample, find_alarms, idle_s
+from hpcjobs.record.monitor import Sample
+from hpcjobs.run.progress import NodeSample, find_alarms, idle_s
 
 
 def node(host: str, **values: object) -> NodeSample:

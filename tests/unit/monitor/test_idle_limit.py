@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from hpcjobs.record.monitor import Sample
 from hpcjobs.run.monitor import IdleLimit
-from hpcjobs.run.progress import NodeSample, Sample
+from hpcjobs.run.progress import NodeSample
 
 BEHIND_S = -3600.0
 """The clocks of the nodes are an hour late."""

@@ -345,7 +345,7 @@ def test_samples_of_the_same_job_and_node_are_continued_also_behind_half_a_line(
 
 def test_a_line_that_is_being_written_is_a_sign_of_another_sampler(program: list[str], tmp_path: Path) -> None:
     path = tmp_path / "monitor.jsonl"
-    path.write_text('{"kind": "monitor", "host": "n3", "interval_s": 5}\n{"kind": "sam')
+    path.write_text('{"kind": "monitor", "host": "n3", "started_at": 1e9, "interval_s": 5}\n{"kind": "sam')
     with subprocess.Popen([*program, "4711", "0.2"], stderr=subprocess.PIPE, text=True) as second:
         assert second.stderr is not None
         while second.poll() is None:

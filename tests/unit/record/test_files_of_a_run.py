@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import os
 import re
 import subprocess
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpcjobs.files import append_lines
-from hpcjobs.record import names
+from hpcjobs.record import manifest, metrics, monitor, names
 from hpcjobs.record.attempts import Attempt, append_attempt, read_history, replace_last
 from hpcjobs.record.control import Continuation, ControlDir
 from hpcjobs.record.state import FirstFailure, State, StateFile, read_first_failure, read_state_file, write_state
@@ -63,6 +65,59 @@ def test_the_reader_takes_the_control_files_that_a_rank_writes(tmp_path: Path) -
     assert (control.ends(), control.completed) == ({0: 0, 1: 137}, True)
     assert control.first_failure == FirstFailure(1, os.uname().nodename, 137)
     assert (control.suspects(), control.started_hosts()) == (["n1"], ["n1"])
+
+
+def test_the_reader_takes_the_exit_code_that_a_batch_script_writes(tmp_path: Path) -> None:
+    control = ControlDir(str(tmp_path))
+    (tmp_path / "control" / "ends").mkdir(parents=True)
+    wait = "bash -c 'exit 3' & _hj_await_step $!; _hj_record_script_end"
+    variables = {"HPCJOBS_CONTROL_DIR": control.path, "HPCJOBS_SCHEDULER": "slurm", "SLURMD_NODENAME": "n1"}
+    run_shell(tmp_path, f". {SHELL}/common.bash; . {SHELL}/job.bash; . {SHELL}/batch.bash; {wait}", **variables)
+    assert (control.step_code, control.ends()) == (3, {0: 3})
+    assert control.first_failure == FirstFailure(0, os.uname().nodename, 3)
+
+
+def test_the_reader_takes_the_samples_of_both_samplers(tmp_path: Path) -> None:
+    head, load = monitor.Head("n1", 1e9, 1.0, "7"), monitor.Load(cpu_percent=50.0)
+    path = tmp_path / names.monitor_name(12)
+    append_lines(path, [monitor.encode_head(head), monitor.encode_sample(1.0, load._asdict()), monitor.END_LINE])
+    for name in ("monitor-2.jsonl", "monitor.jsonl", "monitor-x.jsonl", "monitor.log"):
+        (tmp_path / name).touch()
+    paths = monitor.find_files(tmp_path)
+    assert list(map(os.path.basename, paths)) == ["monitor.jsonl", "monitor-2.jsonl", "monitor-12.jsonl"]
+    first, sample, end = path.read_bytes().splitlines()
+    assert monitor.decode_head(first) == head
+    assert monitor.decode_sample(sample) == monitor.Sample(1.0, *load)
+    assert (monitor.is_end(end), monitor.is_end(sample)) == (True, False)
+
+
+def test_lines_of_metrics_are_read_also_where_a_program_writes_them_in_its_own_way(tmp_path: Path) -> None:
+    with closing(metrics.MetricsLog(tmp_path / names.METRICS)) as log:
+        log.write("run", schema=metrics.SCHEMA, workload="lm", world_size=2, hosts=["a", "b"], total_steps=9.0)
+        log.write("step", step=3.0, epoch=0, loss=math.nan, lr="warm", metrics={"norm": 1})
+        log.write("step", step=-1)
+        log.write("step", loss=1.0)
+    lines = list(metrics.read_lines(tmp_path / names.METRICS))
+    run = metrics.RunLine(schema=metrics.SCHEMA, workload="lm", world_size=2, hosts=("a", "b"), total_steps=9)
+    assert metrics.decode_run(lines[0]) == run
+    step = metrics.decode_step(lines[1])
+    assert step is not None
+    assert (step.step, step.epoch, step.lr, step.metrics) == (3, 0, None, {"norm": 1})
+    assert step.loss is not None
+    assert math.isnan(step.loss)
+    assert list(map(metrics.decode_step, [lines[0], *lines[2:], lines[1][:-9]])) == [None] * 4
+
+
+def test_a_manifest_is_read_also_where_it_is_of_an_earlier_version(tmp_path: Path) -> None:
+    job = {"argv": ["a"], "nodes": 2, "ntasks_per_node": 4, "resources": {"time": None}, "of_a_newer_version": []}
+    code = manifest.RecordedCode("c0ffee", True, ["b"])
+    manifest.write_manifest(tmp_path, manifest.Manifest(job, "hpcjobs submit a", ["sbatch"], 1.0, code=code))
+    read = manifest.read_manifest(tmp_path)
+    assert (read.job, read.code, read.created) == (job, code, 1.0)
+    assert (read.request.nodes, read.request.max_nodes, read.request.argv) == (2, None, ["a"])
+    (tmp_path / names.MANIFEST).write_text('{"job": {"nodes": "two"}}')
+    with pytest.raises(ValueError, match=re.escape('nodes is "two", expected int')):
+        _ = manifest.read_manifest(tmp_path).request
 
 
 def test_every_type_comes_back_as_it_was_written(tmp_path: Path) -> None:
@@ -125,12 +180,6 @@ OWN_FILES_OF_THESE_NAMES = {
     "trainers/workloads/saved_dataset.py": {"state.json"},  # of the package datasets
     "runtime/checkpoints.py": {"manifest.json"},  # of a checkpoint
 }
-NOT_MOVED_YET = {
-    "runtime/summary.py": {"summary.json", "metrics.jsonl"},
-    "runtime/call.py": {"summary.json"},
-    "trainers/metrics/monitor.py": {"monitor.jsonl"},
-    "trainers/loop/run.py": {"summary.json"},
-}
 
 
 def test_no_module_outside_the_record_names_a_file_of_a_run_folder() -> None:
@@ -147,4 +196,4 @@ def test_no_module_outside_the_record_names_a_file_of_a_run_folder() -> None:
             node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
         }
         named = known & texts
-        assert named == OWN_FILES_OF_THESE_NAMES.get(own, NOT_MOVED_YET.get(own, set())), own
+        assert named == OWN_FILES_OF_THESE_NAMES.get(own, set()), own

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from waiting import eventually
 
+from hpcjobs.record.summary import RunSummary
 from hpcjobs.run.progress import read_progress
 from hpcjobs.runtime import checkpoints, state_file
 from hpcjobs.runtime.state_file import Snapshots
 from hpcjobs.runtime.step_log import read_number
-from hpcjobs.runtime.summary import RunSummary
 
 FOREIGN = ("SLURM", "PMI", "OMPI", "HOROVOD", "HPCJOBS", "TORCHELASTIC", "MASTER_", "RANK", "WORLD_", "LOCAL_")
 SCRIPT = """

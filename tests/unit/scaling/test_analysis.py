@@ -13,7 +13,7 @@ import pytest
 from hpcjobs.errors import RequestError
 from hpcjobs.jobstats.derive import SCHEMA
 from hpcjobs.jobstats.sources import AccountingTable
-from hpcjobs.runtime.summary import Quantiles, RunSummary, Throughput
+from hpcjobs.record.summary import Quantiles, RunSummary, Throughput
 from hpcjobs.scaling import comparison, page, plots, right_size
 from hpcjobs.scaling import runs as scaling_runs
 from hpcjobs.scaling.analysis import analyse

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from hpcjobs.record.monitor import Sample
 from hpcjobs.run.index import Entry
-from hpcjobs.run.progress import NodeSample, Progress, Sample, StepProgress
+from hpcjobs.run.progress import NodeSample, Progress, StepProgress
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.top.rows import Group, Snapshot, Task
 

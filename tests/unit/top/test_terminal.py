@@ -19,7 +19,7 @@ from commandline import ok
 from tmux import Terminal
 from waiting import eventually
 
-from hpcjobs.runtime.summary import MetricsLog
+from hpcjobs.record.metrics import MetricsLog
 
 GOLDEN = Path(__file__).parents[2] / "data" / "top"
 

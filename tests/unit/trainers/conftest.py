@@ -16,7 +16,8 @@ from tempfile import mkdtemp
 
 import pytest
 
-from hpcjobs.runtime.summary import METRICS_FILE, RunSummary
+from hpcjobs.record.names import METRICS
+from hpcjobs.record.summary import RunSummary
 
 from .ranks import Rank
 
@@ -50,7 +51,7 @@ class Outcome:
         return [line for text in self.err for line in text.splitlines() if line.strip()]
 
     def lines(self, kind: str) -> list[dict[str, object]]:
-        text = (self.run_dir / METRICS_FILE).read_text(encoding="utf-8")
+        text = (self.run_dir / METRICS).read_text(encoding="utf-8")
         return [line for line in map(json.loads, text.splitlines()) if line["kind"] == kind]
 
     def losses(self) -> list[object]:

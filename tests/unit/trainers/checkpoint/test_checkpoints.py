@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpcjobs import trainers
+from hpcjobs.record.summary import RunSummary
 from hpcjobs.runtime import checkpoints
-from hpcjobs.runtime.summary import RunSummary
 from hpcjobs.trainers.checkpoint.format import ShardBuffers
 
 from ..conftest import World, worlds_path

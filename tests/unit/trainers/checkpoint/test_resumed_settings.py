@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hpcjobs import trainers
-from hpcjobs.runtime.summary import RunSummary
+from hpcjobs.record.summary import RunSummary
 
 from ..fsdp_here import needs_fsdp
 

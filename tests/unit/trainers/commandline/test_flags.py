@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from hpcjobs import trainers
+from hpcjobs.record.summary import RunSummary
 from hpcjobs.runtime.exits import ExitCode
-from hpcjobs.runtime.summary import RunSummary
 
 from ..conftest import Runs, World
 from ..fsdp_here import runnable

@@ -45,7 +45,7 @@ def test_the_node_side_imports_with_every_package_of_the_submit_side_blocked() -
 import sys
 for name in {BLOCKED!r}:
     sys.modules[name] = None
-import hpcjobs.runtime.dist, hpcjobs.runtime.exits, hpcjobs.runtime.summary
+import hpcjobs.runtime.dist, hpcjobs.runtime.exits, hpcjobs.record.summary
 import hpcjobs.trainers.commandline.config, hpcjobs.trainers.loop.train, hpcjobs.trainers.ddp
 """
     done = python(code)

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from hpcjobs.record.summary import RunSummary
 from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.exits import BadCheckpoint
-from hpcjobs.runtime.summary import RunSummary
 
 from ..conftest import clean_environment, free_port, start_rank
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcjobs.record.summary import RunSummary
 from hpcjobs.runtime import checkpoints
-from hpcjobs.runtime.summary import RunSummary
 
 from ..conftest import free_port, start_rank
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from hpcjobs import trainers
+from hpcjobs.record.names import METRICS
+from hpcjobs.record.summary import RunSummary
 from hpcjobs.runtime.exits import ExitCode
-from hpcjobs.runtime.summary import METRICS_FILE, RunSummary
 
 from ..fsdp_here import strategies
 
@@ -27,7 +28,7 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 def train(folder: Path, *flags: str, trainer: str = "ddp") -> list[dict[str, Any]]:
     """The lines of metrics of a run of one rank."""
     assert trainers.run(trainer, [*flags, "--log-every", "1", "--run-dir", str(folder)]) == 0
-    return [json.loads(line) for line in (folder / METRICS_FILE).read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines()]
 
 
 def seen() -> dict[str, list[object]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcjobs import trainers
-from hpcjobs.runtime.summary import RunSummary
+from hpcjobs.record.summary import RunSummary
 
 from ..conftest import World
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hpcjobs.runtime.summary import Load
+from hpcjobs.record.monitor import Load
 from hpcjobs.trainers.metrics.monitor import summed_up
 
 from ..conftest import World, worlds_path

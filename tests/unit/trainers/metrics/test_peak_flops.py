@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcjobs.runtime.summary import RunSummary, Throughput
+from hpcjobs.record.summary import RunSummary, Throughput
 from hpcjobs.trainers.loop.run import describe_result
 from hpcjobs.trainers.metrics.peak_flops import PEAKS, peak_flops_per_s
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from hpcjobs import trainers
+from hpcjobs.record.summary import Quantiles, RunSummary
 from hpcjobs.runtime import watchdog
 from hpcjobs.runtime.checkpoints import CheckpointMeta
 from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.runtime.summary import Quantiles, RunSummary
 from hpcjobs.runtime.watchdog import Watchdog
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.commandline.launch import Call

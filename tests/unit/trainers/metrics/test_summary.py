@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcjobs.runtime.summary import Evaluation, MetricsLog, Quantiles, RunSummary, Throughput
+from hpcjobs.record.metrics import MetricsLog
+from hpcjobs.record.summary import Evaluation, Quantiles, RunSummary, Throughput
 
 
 def example() -> RunSummary:

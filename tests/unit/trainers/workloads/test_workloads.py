@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hpcjobs import trainers
-from hpcjobs.runtime.summary import RunSummary
+from hpcjobs.record.summary import RunSummary
 from hpcjobs.trainers.workloads.images import open_images
 from hpcjobs.trainers.workloads.resnet50 import ResNet50, flops_per_image
 
