@@ -181,15 +181,15 @@ def _scaling_type() -> Any:
     numbers = dict[str, float]
     text = "A law fitted to the sizes."
     law = make_type("LawFit", text, law=str, rms=float, chosen=bool, possible=bool, parameters=numbers)
-    return make_type(
-        "ScalingReport",
-        "What a scaling study says; docs/reports.md explains it.",
-        groups=make_list(load_type("scaling.analysis.SizeResult")),
-        summary=TEXTS,
-        fits=make_list(law),
-        knee=load_type("scaling.analysis.Knee"),
-        page=str,
-    )
+    fields: dict[str, Any] = {
+        "groups": make_list(load_type("scaling.analysis.SizeResult")),
+        "summary": TEXTS,
+        "fits": make_list(law),
+        "knee": load_type("scaling.analysis.Knee"),
+    }
+    series = make_type("ScalingSeries", "One series of a study over an axis.", series=str, **fields)
+    text = "What a scaling study says, of one with series what the first says; docs/reports.md explains it."
+    return make_type("ScalingReport", text, **fields, series=make_list(series), page=str)
 
 
 def _job_row_type() -> Any:

@@ -14,13 +14,13 @@ from hpcjobs.cli.output import Json, SiteName, note, opt, print_output, print_ta
 from hpcjobs.cli.terminal import write_document
 from hpcjobs.extras import require_packages
 from hpcjobs.remote.outputs import record_output
-from hpcjobs.units import format_count, format_number
+from hpcjobs.units import format_count
 
 if TYPE_CHECKING:
     import polars as pl
 
     from hpcjobs.jobstats.sources import AccountingTable, JobFilter
-    from hpcjobs.scaling.comparison import BoundCheck
+    from hpcjobs.scaling.analysis import Analysis
 
 
 _HEADERS = ["JOB", "NAME", "USER", "STATE", "NODES", "CPUS", "GPUS", "WAIT", "ELAPSED", "CPU", "MEM", "GOODPUT",
@@ -250,8 +250,14 @@ def scaling(
     study: Annotated[str, typer.Argument(help="Name or file of the study.", autocompletion=complete_studies)],
     output: Annotated[Path | None, opt("--output", "-O", help="Folder of the page [NAME-report].")] = None,
     target: Annotated[float, typer.Option(help="Efficiency of the knee, between 0 and 1.")] = 0.8,
-    baseline: Annotated[str | None, opt("--baseline", help="Another study to compare with.")] = None,
-    check: Annotated[Path | None, opt("--check", help="YAML file of bounds; exit code 1 when one is missed.")] = None,
+    baseline: Annotated[
+        list[str] | None, opt("--baseline", help="Another study to compare with; may be repeated.")
+    ] = None,
+    check: Annotated[
+        list[str] | None,
+        opt("--check", help="Condition such as 'efficiency>=0.9 at 4', or YAML file of bounds; exit code 1 if missed."),
+    ] = None,
+    junit: Annotated[Path | None, opt("--junit", help="Write what --check finds as JUnit XML to this file.")] = None,
     allow_mixed: Annotated[
         bool, typer.Option("--allow-mixed", help="Accept runs of different code, images or node models.")
     ] = False,
@@ -260,58 +266,85 @@ def scaling(
     """Report on a scaling study: table, fits and plots, also as a page (HTML, Markdown, CSV, Parquet, PNG, SVG)."""
     require_packages("polars", "matplotlib", "scipy")
     from hpcjobs.scaling import comparison, page
-    from hpcjobs.scaling.analysis import analyse
+    from hpcjobs.scaling.analysis import analyse, analyse_series
     from hpcjobs.scaling.runs import read_runs
     from hpcjobs.scaling.study import path_of, read
 
     measured_study = read(path_of(study))
     runs = read_runs(measured_study)
-    analysis = analyse(runs, target=target, allow_mixed=allow_mixed)
-    rows = None
-    if baseline is not None:
-        other = read(path_of(baseline))
-        before = analyse(read_runs(other), target=target, allow_mixed=allow_mixed)
-        rows = comparison.compare(analysis, before)
+    series = analyse_series(runs, target=target, allow_mixed=allow_mixed)
+    others = [
+        (name, analyse(read_runs(read(path_of(name))), target=target, allow_mixed=allow_mixed))
+        for name in baseline or ()
+    ]
+    analysis = next(iter(series.values()))
+    (label, *_), is_single = series, len(series) == 1
+    compared = [(label if not is_single else measured_study.name, analysis), *list(series.items())[1:], *others]
+    tables = [
+        (name, comparison.compare(*((analysis, other) if name in dict(others) else (other, analysis))))
+        for name, other in compared[1:]
+    ]
     folder = output or Path(f"{measured_study.name}-report")
-    page.write(measured_study, analysis, runs, folder, baseline=baseline, comparison=rows)
+    picture = comparison.draw(compared) if tables else None
+    matrix = comparison.make_matrix(list(series.items())) if not is_single else None
+    page.write(measured_study, series, runs, folder, comparisons=tables, picture=picture, matrix=matrix)
     record_output(folder)
     if as_json:
-        laws = [
-            {
-                "law": fit.law.name,
-                "rms": fit.rms,
-                "chosen": fit is analysis.chosen,
-                "possible": fit in analysis.possible,
-                "parameters": fit.parameters,
-            }
-            for fit in analysis.fits
-        ]
-        groups = [group._asdict() for group in analysis.groups]
-        known = {"groups": groups, "summary": analysis.summary, "fits": laws, "knee": analysis.knee._asdict()}
-        print_output("report scaling", known | {"page": str(folder / "index.html")})
+        of_series = [{"series": name, **_scaling_document(each)} for name, each in series.items() if not is_single]
+        known = _scaling_document(analysis) | {"series": of_series, "page": str(folder / "index.html")}
+        print_output("report scaling", known)
     else:
-        for line in page.warnings(analysis):
+        for line in dict.fromkeys(line for each in series.values() for line in page.warnings(each, runs)):
             note(line)
-        headers, sizes = page.sizes(analysis)
-        print_table([header.upper() for header in headers], sizes)
-        if fits := page.fit_rows(analysis):
-            print_table(["LAW", "VERDICT", "PARAMETER", "VALUE", "RESIDUALS"], fits)
-        for line in analysis.summary:
-            print(line)
-        if rows:
+        if matrix is not None:
+            print_table([header.upper() for header in matrix[0]], matrix[1:])
+        for name, each in series.items():
+            if name:
+                print(f"\n{name}")
+            _print_scaling(each)
+        for name, rows in tables:
+            print(f"\n{name}, compared with {label}" if name in series else f"\ncompared with {name}")
             print_table([header.upper() for header in rows[0]], rows[1:])
         print(f"page {folder / 'index.html'}")
-    if check is not None:
-        _print_verdicts(comparison.check(analysis, check))
-
-
-def _print_verdicts(bounds: list[BoundCheck]) -> None:
+    bounds = [
+        bound if is_single else bound._replace(what=f"{name}: {bound.what}")
+        for text in check or ()
+        for name, each in series.items()
+        for bound in comparison.check(each, text)
+    ]
+    if junit is not None:
+        comparison.write_junit(junit, measured_study.name, bounds)
+        record_output(junit)
     for bound in bounds:
-        value = "held" if bound.held else "MISSED"
-        measured, least = format_number(bound.measured), format_number(bound.least)
-        print(f"{value}: {bound.what} at {bound.size}: {measured}, at least {least}")
+        (note if as_json else print)(f"{'held' if bound.held else 'MISSED'}: {bound}")
     if not all(bound.held for bound in bounds):
         raise typer.Exit(1)
+
+
+def _scaling_document(analysis: Analysis) -> dict[str, Any]:
+    laws = [
+        {
+            "law": fit.law.name,
+            "rms": fit.rms,
+            "chosen": fit is analysis.chosen,
+            "possible": fit in analysis.possible,
+            "parameters": fit.parameters,
+        }
+        for fit in analysis.fits
+    ]
+    groups = [group._asdict() for group in analysis.groups]
+    return {"groups": groups, "summary": analysis.summary, "fits": laws, "knee": analysis.knee._asdict()}
+
+
+def _print_scaling(analysis: Analysis) -> None:
+    from hpcjobs.scaling import page
+
+    headers, sizes = page.sizes(analysis)
+    print_table([header.upper() for header in headers], sizes)
+    if fits := page.fit_rows(analysis):
+        print_table(["LAW", "VERDICT", "PARAMETER", "VALUE", "RESIDUALS"], fits)
+    for line in analysis.summary:
+        print(line)
 
 
 @app.command()

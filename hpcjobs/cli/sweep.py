@@ -288,7 +288,7 @@ def continue_(folder: Name) -> None:
 
 @app.command(cls=ProgramCommand, context_settings={"allow_interspersed_args": False}, epilog=EPILOG)
 @with_job_options(
-    only=["launcher", "env", "container", "sbatch", "srun", "no_check"],
+    only=["launcher", "env", "container", "sbatch", "srun", "metric", "no_check"],
     without=["array", "ntasks", "gpus", "gpus_per_task", "ntasks_per_gpu", "monitor"],
 )
 def scale(
@@ -308,6 +308,13 @@ def scale(
             "--weak/--strong", help="Constant batch per rank, or constant global batch [strong].", show_default=False
         ),
     ] = False,
+    over: Annotated[
+        list[str] | None,
+        opt(
+            "--over",
+            help="Vary this too, as a series: cpus-per-task=1,2, launcher=srun,mpirun, or a {NAME} of PROGRAM.",
+        ),
+    ] = None,
     repeats: Annotated[int, typer.Option(help="Runs of each size.", min=1)] = 3,
     name: Annotated[str | None, opt("--name", "-J", help="Name of the study [the program's].")] = None,
     one_at_a_time: Annotated[bool, typer.Option("--one-at-a-time", help="Each run waits for the one before.")] = False,
@@ -355,6 +362,8 @@ def scale(
         env=request.env,
         sbatch=request.sbatch,
         srun=request.srun,
+        metric=request.metric,
+        axes=dict(map(_axis, over or [])),
         one_at_a_time=one_at_a_time,
     )
     path = study.path_of(called)
@@ -380,6 +389,17 @@ def _wait(study: Study) -> int:
             exit_code = "" if row["exit_code"] is None else f", exit code {row['exit_code']}"
             note(f"job {row['job_id']} {row['state']}{exit_code}; log {row['log']}")
     return code
+
+
+def _axis(text: str) -> tuple[str, tuple[str, ...]]:
+    """Name and values of ``--over cpus-per-task=1,2``."""
+    name, equals, values = text.partition("=")
+    listed = tuple(dict.fromkeys(value.strip() for value in values.split(",")))
+    if not equals or not name or not all(listed):
+        raise CommandLineError(f"--over {text!r}: write NAME=VALUE,VALUE")
+    if name in ("nodes", "ntasks-per-node", "ntasks_per_node"):
+        raise CommandLineError(f"--over {text!r}: --{name.replace('_', '-')} {values} are the sizes of a study")
+    return name.replace("-", "_"), listed
 
 
 def _counts(option: str, text: str) -> list[int]:

@@ -242,3 +242,17 @@ def read_results(path: AnyPath) -> Dict[str, FigureResult]:
     except (OSError, ValueError, RecursionError):
         return {}
     return results_of(summary) if isinstance(summary, dict) else {}
+
+
+_RATE = r"[A-Za-z][A-Za-z-]*/(?:s|sec|second|min|h|hour|day)\b"
+_RATE_BEFORE = re.compile(rf"({_RATE})([ :=]+)[\d.,]+(?:[eE][-+]?\d+)?(?=[\s,;)\]]|$)")
+_RATE_BEHIND = re.compile(rf"(?:^|[\s(\[=:])[\d.,]+(?:[eE][-+]?\d+)?( ?)({_RATE})")
+
+
+def find_rate(line: str) -> Optional[str]:
+    """A pattern for ``--metric`` that reads the rate that the line prints; None: it prints none."""
+    line = line[:LINE_CHARACTERS]
+    before, behind = _RATE_BEFORE.search(line), _RATE_BEHIND.search(line)
+    if before is not None:
+        return f"{before.group(1)}{before.group(2)[:1] if before.group(2).strip() == '' else '[ :=]+'}(\\S+)"
+    return None if behind is None else f"([0-9.,]+){behind.group(1)}{behind.group(2)}"

@@ -92,6 +92,8 @@ def analyse(runs: pl.DataFrame, *, target: float = 0.8, allow_mixed: bool = Fals
         RequestError: no run has a figure yet; runs of different code, images, node models or units are mixed; or the
             target is not an efficiency.
     """
+    if runs["series"].n_unique() > 1:
+        raise RequestError("the study has several series, which are no sizes of one another")
     if not 0 < target < 1:
         raise RequestError(
             f"a target efficiency of {target:g} is not allowed", hint="a share between 0 and 1: 0.8 is 80 %"
@@ -100,7 +102,10 @@ def analyse(runs: pl.DataFrame, *, target: float = 0.8, allow_mixed: bool = Fals
     rest = runs.filter(~pl.col("job_id").is_in(sound["job_id"].to_list()))
     left_out = [f"job {r['job_id']}: {r['state'] or 'not known'}" for r in rest.to_dicts()]
     if sound.is_empty():
-        raise RequestError("no run of the study has ended with a figure yet", hint="; ".join(left_out[:5]) or None)
+        advice = ["--metric 'tokens/s (\\S+)' of hpcjobs scale reads a figure that the program prints"]
+        without = advice if "COMPLETED" in rest["state"].to_list() else []
+        hint = "; ".join([*left_out[:5], *without])
+        raise RequestError("no run of the study has ended with a figure yet", hint=hint or None)
     if sound["unit"].n_unique() > 1:
         raise RequestError(
             f"the runs have throughputs in different units: {', '.join(sorted(set(sound['unit'])))}",
@@ -143,6 +148,17 @@ def analyse(runs: pl.DataFrame, *, target: float = 0.8, allow_mixed: bool = Fals
     return Analysis(
         str(sound["unit"][0]), per, groups, fits, possible, chosen, summary, knee, doubling, mixed, left_out
     )  # fmt: skip
+
+
+def analyse_series(runs: pl.DataFrame, *, target: float = 0.8, allow_mixed: bool = False) -> dict[str, Analysis]:
+    """An analysis of each series by its name, in the order of the runs; one without name for a study without axes.
+
+    Raises:
+        RequestError: as `analyse`.
+    """
+    names = list(dict.fromkeys(runs["series"].to_list())) or [""]
+    of_series = {name: runs if len(names) == 1 else runs.filter(pl.col("series") == name) for name in names}
+    return {name: analyse(part, target=target, allow_mixed=allow_mixed) for name, part in of_series.items()}
 
 
 def _describe_fall(groups: list[SizeResult], by_size: RunGroups, per: str, *, unit: str) -> str | None:

@@ -1,17 +1,27 @@
-"""Compares a study with another one, and with bounds that a site's acceptance test sets."""
+"""Compares studies and series with each other, and with bounds that a site's acceptance test sets."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
+from xml.etree.ElementTree import Element, SubElement, tostring
 
-from hpcjobs.errors import RequestError
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter
+
+from hpcjobs.errors import RequestError, nearest
+from hpcjobs.files import write_beside
+from hpcjobs.pages.figures import escape_math, new_figure
+from hpcjobs.scaling import plots
 from hpcjobs.scaling.analysis import Analysis, SizeResult
-from hpcjobs.scaling.fits import Ratio, RunGroups, format_p_value
-from hpcjobs.scaling.page import interval
+from hpcjobs.scaling.fits import Interval, Ratio, RunGroups, format_p_value
+from hpcjobs.scaling.page import NOT_MEASURED, interval
 from hpcjobs.site.models import Frozen
 from hpcjobs.site.yaml_file import read_yaml
-from hpcjobs.units import number_style
+from hpcjobs.units import format_number, number_style
 
 
 class Bound(Frozen, frozen=True):
@@ -36,12 +46,26 @@ class BoundCheck(NamedTuple):
 
     size: str
     what: str
-    measured: float
-    least: float
+    measured: float | None
+    """None: not measured, which holds no bound."""
+    bound: float
+    at_most: bool = False
+    """The bound is the most allowed, not the least."""
 
     @property
     def held(self) -> bool:
-        return self.measured >= self.least
+        if self.measured is None:
+            return False
+        return self.measured <= self.bound if self.at_most else self.measured >= self.bound
+
+    def __str__(self) -> str:
+        measured = "not measured" if self.measured is None else format_number(self.measured)
+        return f"{self.name}: {measured}, {'at most' if self.at_most else 'at least'} {format_number(self.bound)}"
+
+    @property
+    def name(self) -> str:
+        """``efficiency at 4x1``."""
+        return f"{self.what} at {self.size}"
 
 
 def compare(analysis: Analysis, baseline: Analysis) -> list[list[str]]:
@@ -54,14 +78,14 @@ def compare(analysis: Analysis, baseline: Analysis) -> list[list[str]]:
         raise RequestError(
             f"the studies cannot be compared: {analysis.unit} by {analysis.per}, {baseline.unit} by {baseline.per}"
         )
-    shared = _match_sizes(analysis, baseline)
+    shared = match_sizes(analysis, baseline)
     if not shared:
         raise RequestError("the studies share no size")
     headers = ["nodes x tasks", analysis.unit, "baseline", "ratio", "efficiency", "baseline", "significant at 5 %"]
     return [headers, *(_row(*each) for each in shared)]
 
 
-def _match_sizes(analysis: Analysis, baseline: Analysis) -> list[tuple[SizeResult, SizeResult, Ratio]]:
+def match_sizes(analysis: Analysis, baseline: Analysis) -> list[tuple[SizeResult, SizeResult, Ratio]]:
     """The sizes that both have, with the ratio of the first one's throughput to that of ``baseline``."""
     now, then = (RunGroups([group.measured for group in each.groups]) for each in (analysis, baseline))
     places = {name_size(group): place for place, group in enumerate(baseline.groups)}
@@ -89,26 +113,132 @@ def _row(group: SizeResult, old: SizeResult, compared: Ratio) -> list[str]:
     ]  # fmt: skip
 
 
-def check(analysis: Analysis, path: Path) -> list[BoundCheck]:
-    """Every bound of the file against the study.
+_CONDITION = re.compile(r"\s*(\w+)\s*(>=|<=)\s*([0-9.]+(?:[eE][-+]?\d+)?)(%?)\s*(?:at\s+(\S+)\s*)?\Z")
+_FIGURES: Final = (
+    *(
+        "throughput",
+        "efficiency",
+        "speedup",
+        "communication",
+        "data_wait",
+        "compute",
+        "checkpoint",
+        "step_s",
+        "epoch_s",
+    ),
+    *("cpu_efficiency", "gpu_utilization", "queue_wait_s", "energy_j"),
+)
+"""Figures of a size that a condition may name."""
+
+
+def check(analysis: Analysis, bound: str) -> list[BoundCheck]:
+    """Check a condition (``efficiency>=0.9 at 4``; without a size every size), or each bound of a file.
 
     Raises:
-        ConfigError: the file is wrong. RequestError: it bounds a size that was not measured, or another unit.
+        ConfigError: the file is wrong. RequestError: it names a size that was not measured, another unit or no figure.
     """
+    condition = _CONDITION.match(bound)
+    if condition is None:
+        if ("<" in bound or ">" in bound) and not Path(bound).exists():
+            raise RequestError(f"--check {bound!r} is no condition", hint="write 'efficiency>=0.9 at 4', or a file")
+        return _check_file(analysis, Path(bound))
+    what, relation, number, percent, size = condition.groups()
+    if what not in _FIGURES:
+        raise RequestError(f"--check {bound!r}: a size has no figure {what!r}", hint=nearest(what, _FIGURES))
+    value = float(number) / (100 if percent else 1)
+    groups = analysis.groups if size is None else [_find_size(analysis, size, f"--check {bound!r}")]
+    return [BoundCheck(name_size(group), what, _value(group, what), value, relation == "<=") for group in groups]
+
+
+def _value(group: SizeResult, what: str) -> float | None:
+    value = getattr(group, what)
+    return value.value if isinstance(value, Interval) else value
+
+
+def _find_size(analysis: Analysis, size: int | str, where: str) -> SizeResult:
+    """The group of ``4``, or of ``2x2``."""
+    measured = [group for group in analysis.groups if str(size) in (str(group.n), name_size(group))]
+    if not measured:
+        raise RequestError(f"{where} bounds size {size}, which the study has not measured")
+    if len(measured) > 1:
+        names = ", ".join(map(name_size, measured))
+        raise RequestError(f"{where} bounds {size} {analysis.per}, which are several sizes", hint=f"write {names}")
+    return measured[0]
+
+
+def _check_file(analysis: Analysis, path: Path) -> list[BoundCheck]:
     reference = read_yaml(path, Reference)
     if reference.unit is not None and reference.unit != analysis.unit:
         raise RequestError(f"{path} is about {reference.unit}, the study about {analysis.unit}")
-    verdicts = []
-    for size, bound in reference.sizes.items():
-        measured = [group for group in analysis.groups if size in (group.n, name_size(group))]
-        if not measured:
-            raise RequestError(f"{path} bounds size {size}, which the study has not measured")
-        if len(measured) > 1:
-            names = ", ".join(map(name_size, measured))
-            raise RequestError(f"{path} bounds {size} {analysis.per}, which are several sizes", hint=f"write {names}")
-        for what in ("throughput", "efficiency", "speedup"):
-            least = getattr(bound, what)
-            if least is not None:
-                value = getattr(measured[0], what).value
-                verdicts.append(BoundCheck(name_size(measured[0]), what, value, least * (1 - bound.tolerance)))
-    return verdicts
+    return [
+        BoundCheck(name_size(group), what, _value(group, what), least * (1 - bound.tolerance))
+        for size, bound in reference.sizes.items()
+        for group in [_find_size(analysis, size, str(path))]
+        for what in ("throughput", "efficiency", "speedup")
+        if (least := getattr(bound, what)) is not None
+    ]
+
+
+def write_junit(path: Path, study: str, checks: Sequence[BoundCheck]) -> None:
+    """Write the checks as JUnit XML, a test case each."""
+    failures = sum(not check.held for check in checks)
+    suite = Element("testsuite", name=f"hpcjobs report scaling {study}", tests=str(len(checks)), failures=str(failures))
+    for check in checks:
+        case = SubElement(suite, "testcase", classname=study, name=check.name)
+        if not check.held:
+            SubElement(case, "failure", message=str(check))
+    write_beside(path, tostring(suite, encoding="unicode", xml_declaration=True) + "\n", mode=0o644)
+
+
+def draw(named: Sequence[tuple[str, Analysis]]) -> Figure:
+    """Throughput of several studies or series by size, and below it the ratio of each to the first one."""
+    figure, _ = new_figure(height=6.4)
+    figure.clear()
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    first = named[0][1]
+    sizes = sorted({group.n for _, analysis in named for group in analysis.groups})
+    for place, (name, analysis) in enumerate(named):
+        colour = _SERIES_COLOURS[place % len(_SERIES_COLOURS)]
+        _error_bars(above, [(group.n, group.throughput) for group in analysis.groups], colour, escape_math(name))
+        if place:
+            ratios = [(group.n, compared.ratio) for group, _, compared in match_sizes(analysis, first)]
+            _error_bars(below, ratios, colour, None)
+    above.set_xscale("log", base=2)
+    above.set_yscale("log", base=2)
+    above.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    above.set_ylabel(escape_math(first.unit))
+    below.axhline(1, linestyle=":", color="#8a8f98")
+    below.set_xticks(sizes, [str(size) for size in sizes])
+    below.minorticks_off()
+    below.set_xlabel(first.per)
+    below.set_ylabel(f"ratio to {escape_math(named[0][0])}")
+    figure.legend(
+        *above.get_legend_handles_labels(), frameon=False, loc="outside upper center", ncols=min(3, len(named))
+    )
+    return figure
+
+
+_SERIES_COLOURS: Final = ("#1f5fa8", "#c2571a", "#2c7a4b", "#7a3fa0", "#b08900", "#8a8f98")
+
+
+def _error_bars(axes: Axes, points: Sequence[tuple[int, Interval]], colour: str, label: str | None) -> None:
+    values = [value for _, value in points]
+    lengths = plots.error_lengths(values)
+    axes.errorbar([n for n, _ in points], [v.value for v in values], yerr=lengths, fmt="o-", capsize=3, color=colour,
+                  label=label)  # fmt: skip
+
+
+def make_matrix(named: Sequence[tuple[str, Analysis]]) -> list[list[str]]:
+    """Rows of text, headers first: a series in each row, a size in each column."""
+    sizes = {name_size(group): (group.ranks, group.nodes) for _, analysis in named for group in analysis.groups}
+    columns = sorted(sizes, key=lambda size: sizes[size])
+    rows = [["series", *columns, "unit", "law", f"efficient up to, {named[0][1].per}"]]
+    for name, analysis in named:
+        by_size = {name_size(group): group.throughput for group in analysis.groups}
+        cells = [
+            interval(value, number_style(value.value)) if (value := by_size.get(size)) is not None else NOT_MEASURED
+            for size in columns
+        ]
+        law = analysis.chosen.law.name if analysis.chosen is not None else "-"
+        rows.append([name, *cells, analysis.unit, law, str(analysis.knee.measured or "-")])
+    return rows

@@ -129,7 +129,7 @@ class ScalingStudy:
         from hpcjobs.scaling.runs import read_runs
 
         directory = Path(f"{self.name}-report") if folder is None else Path(folder)
-        page.write(self._study, self._analyse(target, allow_mixed), read_runs(self._study), directory)
+        page.write(self._study, {"": self._analyse(target, allow_mixed)}, read_runs(self._study), directory)
         return directory / "index.html"
 
     def _analyse(self, target: float, allow_mixed: bool) -> Analysis:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import polars as pl
+from matplotlib.figure import Figure
+from msgspec.structs import replace
 
+from hpcjobs.files import file_name
 from hpcjobs.jobstats.columns import format_energy
 from hpcjobs.pages import figures, render
 from hpcjobs.pages.save import save_csv, save_parquet, save_text
 from hpcjobs.scaling import plots
 from hpcjobs.scaling.analysis import Analysis, SizeResult
 from hpcjobs.scaling.fits import Interval
-from hpcjobs.scaling.runs import WHOLE_JOBS
+from hpcjobs.scaling.runs import WHOLE_JOBS, suggest_metric
 from hpcjobs.scaling.study import Study
 from hpcjobs.units import format_number, human_duration, number_style
 
@@ -29,6 +33,7 @@ CAPTIONS: Final = {
     "speedup": "Speed-up relative to the smallest size. Dashed: laws that the runs exclude.",
     "efficiency": "Efficiency: speed-up divided by the ideal speed-up.",
     "breakdown": "Median time of a step, by part. Communication is the exposed part.",
+    "comparison": "Throughput of each study or series, and below it its ratio to the first one, with 95 % intervals.",
     "spread": "Throughput of each run, divided by the median of its size: one row per host, slowest host first."
     " A host is marked as slow if all its runs are slow.",
 }
@@ -122,13 +127,19 @@ def run_rows(runs: pl.DataFrame) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def warnings(analysis: Analysis) -> list[str]:
+def warnings(analysis: Analysis, runs: pl.DataFrame | None = None) -> list[str]:
     lines = [f"This study mixes {what}. Its figures are not comparable." for what in analysis.mixed]
     if analysis.unit in WHOLE_JOBS:
+        metric = None if runs is None else suggest_metric(runs)
         lines.append(
-            f"The program leaves no summary.json: {analysis.unit} are of whole jobs, imports and the start of Python "
-            "included. hpcjobs.runtime.start() and run.log(step, samples=N) measure the steps."
+            f"The program leaves no figure: {analysis.unit} are of whole jobs, imports and the start of Python "
+            "included. --metric 'tokens/s (\\S+)' reads a rate that the program prints; in Python, "
+            "hpcjobs.runtime.start() and run.log(step, samples=N) measure the steps."
         )
+        if metric is not None:
+            lines.append(
+                f"Its log prints a rate: --metric {shlex.quote(metric)} of hpcjobs scale, with another --name."
+            )
     if analysis.left_out:
         lines.append(f"Runs without a measurement: {'; '.join(analysis.left_out)}.")
     return lines
@@ -136,21 +147,46 @@ def warnings(analysis: Analysis) -> list[str]:
 
 def write(
     study: Study,
-    analysis: Analysis,
+    series: Mapping[str, Analysis],
     runs: pl.DataFrame,
     folder: Path,
     *,
-    baseline: str | None = None,
-    comparison: list[list[str]] | None = None,
+    comparisons: Sequence[tuple[str, list[list[str]]]] = (),
+    picture: Figure | None = None,
+    matrix: list[list[str]] | None = None,
 ) -> list[Path]:
-    """index.html, report.md, runs.csv, runs.parquet and the pictures (PNG, SVG) in ``folder``."""
+    """index.html, report.md, runs.csv, runs.parquet and the pictures (PNG, SVG) in ``folder``.
+
+    ``comparisons``: with another study, or of a series with the first one; ``picture`` shows them. ``matrix``: of a
+    study with several series, each of which has a page in a folder of its own.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    made = plots.figures(analysis, runs)
+    made = {} if picture is None else {"comparison": picture}
+    if matrix is None:
+        (analysis,) = series.values()
+        made = plots.figures(analysis, runs) | made
+        headers, rows = sizes(analysis)
+        headers = page_headers(headers)
+        fits, summary = fit_rows(analysis), analysis.summary
+    else:
+        headers, rows = matrix[0], matrix[1:]
+        fits = [[f"{name}: {law}", *cells] for name, one in series.items() for law, *cells in fit_rows(one)]
+        summary = [f"{name}: {line}" for name, one in series.items() for line in one.summary]
+        for name, one in series.items():
+            part = runs.filter(pl.col("series") == name)
+            write(replace(study, name=f"{study.name}: {name}"), {"": one}, part, folder / file_name(name))
     written = figures.save(made, folder)
-    html, markdown = folder / "index.html", folder / "report.md"
+    lines = list(dict.fromkeys(line for one in series.values() for line in warnings(one, runs)))
+    content = {
+        "warnings": lines, "summary": summary, "headers": headers, "rows": rows, "table_note": TABLE_NOTE,
+        "fits": fits, "fit_note": FIT_NOTE, "comparisons": comparisons, "run_headers": RUN_HEADERS,
+        "runs": run_rows(runs),
+    }  # fmt: skip
     inline = [(CAPTIONS[name], figures.to_svg(figure)) for name, figure in made.items()]
-    save_text(html, _html(study, analysis, runs, inline, baseline, comparison))
-    save_text(markdown, _markdown(study, analysis, runs, list(made), baseline, comparison))
+    title = f"Scaling study {study.name}"
+    html, markdown = folder / "index.html", folder / "report.md"
+    save_text(html, render("study", title=title, lead=_lead(study), pictures=inline, **content))
+    save_text(markdown, _markdown(title, _lead(study), list(made), **content))
     save_csv(folder / "runs.csv", runs)
     save_parquet(folder / "runs.parquet", runs)
     return [html, markdown, folder / "runs.csv", folder / "runs.parquet", *written]
@@ -160,60 +196,16 @@ def _lead(study: Study) -> str:
     return f"{study.mode} scaling of {shlex.join(study.program)} on site {study.site}"
 
 
-def _html(
-    study: Study,
-    analysis: Analysis,
-    runs: pl.DataFrame,
-    inline: list[tuple[str, str]],
-    baseline: str | None,
-    comparison: list[list[str]] | None,
-) -> str:
-    headers, rows = sizes(analysis)
-    return render(
-        "study",
-        title=f"Scaling study {study.name}",
-        lead=_lead(study),
-        warnings=warnings(analysis),
-        summary=analysis.summary,
-        headers=page_headers(headers),
-        rows=rows,
-        table_note=TABLE_NOTE,
-        pictures=inline,
-        fits=fit_rows(analysis),
-        fit_note=FIT_NOTE,
-        baseline=baseline,
-        comparison=comparison,
-        run_headers=RUN_HEADERS,
-        runs=run_rows(runs),
-    )
-
-
-def _markdown(
-    study: Study,
-    analysis: Analysis,
-    runs: pl.DataFrame,
-    names: list[str],
-    baseline: str | None,
-    comparison: list[list[str]] | None,
-) -> str:
-    headers, rows = sizes(analysis)
-    parts = [f"# Scaling study {study.name}", _lead(study)]
-    parts += [f"> **{line}**" for line in warnings(analysis)]
-    parts.append("\n".join(f"- {line}" for line in analysis.summary))
-    parts += [
-        "## Sizes",
-        _table(page_headers(headers), rows),
-        TABLE_NOTE,
-    ]
+def _markdown(title: str, lead: str, names: list[str], **content: Any) -> str:
+    parts = [f"# {title}", lead]
+    parts += [f"> **{line}**" for line in content["warnings"]]
+    parts.append("\n".join(f"- {line}" for line in content["summary"]))
+    parts += ["## Sizes", _table(content["headers"], content["rows"]), TABLE_NOTE]
     parts += ["## Plots", *(f"![{CAPTIONS[name]}]({name}.svg)" for name in names)]
-    parts += [
-        "## Fits",
-        _table(["law", "verdict", "parameter", "value", "residuals, rms"], fit_rows(analysis)),
-        FIT_NOTE,
-    ]
-    if comparison:
-        parts += [f"## Comparison with {baseline}", _table(comparison[0], comparison[1:])]
-    parts += ["## Runs", _table(list(RUN_HEADERS), run_rows(runs))]
+    parts += ["## Fits", _table(["law", "verdict", "parameter", "value", "residuals, rms"], content["fits"]), FIT_NOTE]
+    for name, rows in content["comparisons"]:
+        parts += [f"## Comparison with {name}", _table(rows[0], rows[1:])]
+    parts += ["## Runs", _table(list(RUN_HEADERS), content["runs"])]
     return "\n\n".join(parts) + "\n"
 
 

@@ -109,7 +109,7 @@ def _size_axis(axes: Axes, analysis: Analysis) -> None:
     axes.set_xlabel(analysis.per)
 
 
-def _bars(values: Sequence[Interval]) -> list[list[float]]:
+def error_lengths(values: Sequence[Interval]) -> list[list[float]]:
     """Lengths below and above; 0 without an interval."""
     return [
         [0.0 if v.low is None else max(0.0, v.value - v.low) for v in values],
@@ -133,8 +133,8 @@ def _speedup(axes: Axes, analysis: Analysis) -> None:
     axes.plot(n, [v / n[0] for v in n], ":", color=_COLOURS["ideal"], label="ideal")
     axes.set_yscale("log", base=2)
     _curves(axes, analysis, per_unit=False)
-    axes.errorbar(n, [v.value for v in values], yerr=_bars(values), fmt="o", capsize=3, color=_COLOURS["measured"],
-                  label="measured, 95 % interval", zorder=3)  # fmt: skip
+    axes.errorbar(n, [v.value for v in values], yerr=error_lengths(values), fmt="o", capsize=3,
+                  color=_COLOURS["measured"], label="measured, 95 % interval", zorder=3)  # fmt: skip
     _size_axis(axes, analysis)
     axes.set_ylim(bottom=max(axes.get_ylim()[0], min(v.value for v in values) / 2))
     axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
@@ -149,8 +149,8 @@ def _efficiency(axes: Axes, analysis: Analysis) -> None:
     axes.axhline(analysis.knee.target, linestyle="-.", linewidth=1, color=_COLOURS["ideal"],
                  label=f"target {analysis.knee.target:.0%}")  # fmt: skip
     _curves(axes, analysis, per_unit=True)
-    axes.errorbar(n, [v.value for v in values], yerr=_bars(values), fmt="o", capsize=3, color=_COLOURS["measured"],
-                  label="measured, 95 % interval", zorder=3)  # fmt: skip
+    axes.errorbar(n, [v.value for v in values], yerr=error_lengths(values), fmt="o", capsize=3,
+                  color=_COLOURS["measured"], label="measured, 95 % interval", zorder=3)  # fmt: skip
     _size_axis(axes, analysis)
     axes.set_ylim(0, max(1.1, *(v.value * 1.1 for v in values)))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))

@@ -11,9 +11,11 @@ import polars as pl
 
 from hpcjobs.job.array import task_ids
 from hpcjobs.jobstats.sources import JobFilter, gather
+from hpcjobs.record.figures import LINE_CHARACTERS, find_rate
 from hpcjobs.record.names import SUMMARY
 from hpcjobs.record.summary import Quantiles, Throughput
 from hpcjobs.run.figures import read_rate
+from hpcjobs.run.growing_files import last_lines
 from hpcjobs.run.job_files import read_json
 from hpcjobs.scaling.study import Mode, Study, StudyRun
 from hpcjobs.scaling.study_sweep import list_runs, read_code, read_image
@@ -37,6 +39,7 @@ _COLUMNS: Final[dict[str, Any]] = {
     "gpu_utilization": pl.Float64, "queue_wait_s": pl.Int64, "energy_j": pl.Float64, "energy_source": pl.String,
     "cost": pl.Float64, "currency": pl.String, "node_list": pl.String, "source": pl.String, "code": pl.String,
     "image": pl.String, "node_model": pl.String, "torch_version": pl.String, "run_dir": pl.String,
+    "series": pl.String, "log": pl.String,
 }  # fmt: skip
 _FROM_ACCOUNTING = (
     *("state", "cpu_efficiency", "gpu_utilization", "queue_wait_s", "energy_j", "energy_source", "cost", "currency"),
@@ -87,7 +90,7 @@ def tabulate(runs: Iterable[StudyRun], *, site: str, mode: Mode) -> pl.DataFrame
     jobs = gather(JobFilter(since=0, job_ids=ids), site=site).jobs
     by_id = {task: row for row in jobs.to_dicts() for task in task_ids(row["job_id"])}
     rows = [_row(run, by_id.get(job_id, {}), mode=mode) for run, job_id in known]
-    return pl.DataFrame(rows, schema=_COLUMNS, orient="row").sort("ranks", "nodes", "repeat")
+    return pl.DataFrame(rows, schema=_COLUMNS, orient="row").sort("ranks", "nodes", "repeat", maintain_order=True)
 
 
 def _row(run: StudyRun, job: dict[str, Any], *, mode: Mode) -> dict[str, Any]:
@@ -101,6 +104,8 @@ def _row(run: StudyRun, job: dict[str, Any], *, mode: Mode) -> dict[str, Any]:
         repeat=run.repeat,
         job_id=run.job_id,
         run_dir=run.run_dir,
+        series=run.series,
+        log=_find_log(run),
         elapsed_s=None if job.get("elapsed_s") is None else float(job["elapsed_s"]),
     )
     if run.job_dir is not None:
@@ -114,6 +119,19 @@ def _row(run: StudyRun, job: dict[str, Any], *, mode: Mode) -> dict[str, Any]:
         work, unit = (run.size.ranks, WHOLE_JOBS[1]) if mode == "weak" else (1, WHOLE_JOBS[0])
         row.update(throughput=work * 3600 / job["elapsed_s"], unit=unit)
     return row
+
+
+def _find_log(run: StudyRun) -> str | None:
+    if run.job_dir is None or run.job_id is None:
+        return None
+    return next((str(path) for path in Path(run.job_dir).glob(f"logs/*_{run.job_id}.out")), None)
+
+
+def suggest_metric(runs: pl.DataFrame) -> str | None:
+    """The ``--metric`` that would read a rate, if the log of a run prints one; None: none is seen there."""
+    logs = (last_lines(Path(log)) for log in runs["log"].drop_nulls().to_list()[:1])
+    lines = [line[:LINE_CHARACTERS].decode("utf-8", "replace") for block in logs for line in block]
+    return next((metric for line in reversed(lines) if (metric := find_rate(line)) is not None), None)
 
 
 def _take_measurements(summary: Measurements) -> dict[str, Any]:

@@ -6,6 +6,7 @@ copy for people and scripts, as the last call of ``hpcjobs scale`` left them; re
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Literal
 
@@ -45,6 +46,8 @@ class StudyRun(Frozen, frozen=True):
     """Folder that the run writes to."""
     job_dir: str | None = None
     """Run folder of the array; None: not submitted yet."""
+    series: str = ""
+    """Values of the axes: ``launcher=srun, cpus_per_task=2``; empty: the study has none."""
 
 
 class Study(Frozen, frozen=True):
@@ -67,15 +70,25 @@ class Study(Frozen, frozen=True):
     """Options that reach sbatch unread: ``name=value`` or ``name``."""
     srun: tuple[str, ...] = ()
     """Options that reach the tasks' srun unread."""
+    metric: tuple[str, ...] = ()
+    """Figures of merit in the log, as ``--metric`` has them; the first one is what is compared."""
+    axes: dict[str, tuple[str, ...]] = {}
+    """What is varied beside the sizes: name -> values; each combination is a series."""
     one_at_a_time: bool = False
     folder: str | None = None
     """Folder of the sweep; None: not submitted yet."""
     points: tuple[StudyRun, ...] = ()
     schema: Literal["hpcjobs.study/1"] = "hpcjobs.study/1"
 
+    @property
+    def series(self) -> dict[str, dict[str, str]]:
+        """Each series by its name: the value of each axis; one without name for a study without axes."""
+        points = [dict(zip(self.axes, values, strict=True)) for values in itertools.product(*self.axes.values())]
+        return {", ".join(f"{name}={value}" for name, value in point.items()): point for point in points}
+
     def extends(self, other: Study) -> bool:
         """Whether the runs of both can be compared: they differ in sizes and repeats alone."""
-        fields = ("name", "site", "mode", "program", "options", "launcher", "env", "sbatch", "srun")
+        fields = ("name", "site", "mode", "program", "options", "launcher", "env", "sbatch", "srun", "metric", "axes")
         return all(getattr(self, field) == getattr(other, field) for field in fields)
 
 

@@ -10,11 +10,12 @@ import secrets
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
 from hpcjobs.errors import ConfigError, RequestError
+from hpcjobs.files import file_name
 from hpcjobs.job.models import Job
 from hpcjobs.job.plan import resolve_request
 from hpcjobs.record.manifest import Manifest, read_manifest
@@ -24,7 +25,7 @@ from hpcjobs.scaling import study as study_file
 from hpcjobs.scaling.study import Size, Study, StudyRun
 from hpcjobs.scheduler.outage import Report, discard
 from hpcjobs.site.library import load_site
-from hpcjobs.site.resources import GPU_FIELDS
+from hpcjobs.site.resources import FIELDS, GPU_FIELDS
 from hpcjobs.sweeps.cell_status import CellStatus, cell_statuses
 from hpcjobs.sweeps.cells import Cell
 from hpcjobs.sweeps.chunk_plans import resolve_program
@@ -48,11 +49,12 @@ def define(study: Study, known: Sequence[Cell], folder: SweepFolder | None) -> D
         RequestError: a size does not fit the site, its ranks would share GPUs, or the batch cannot be divided.
     """
     cells = {key(cell): cell for cell in known}
-    smallest = min([*study.sizes, *(size for size, _ in cells)], key=lambda size: (size.ranks, size))
-    for size, repeat in _keys(study):
-        params = _params(study, size, repeat, smallest)
-        new = Cell(id=_cell_id(size, repeat, folder), params=params, size=str(size))
-        cell = cells[size, repeat] = cells.pop((size, repeat), new)  # in the order of the study
+    smallest = min([*study.sizes, *(size for _, size, _ in cells)], key=lambda size: (size.ranks, size))
+    series = study.series
+    for name, size, repeat in _keys(study):
+        params = _params(study, series[name], size, repeat, smallest)
+        new = Cell(id=_cell_id(name, size, repeat, folder), params=params, size=_job_key(name, size))
+        cell = cells[name, size, repeat] = cells.pop((name, size, repeat), new)  # in the order of the study
         if cell.params != params:
             raise RequestError(
                 f"runs of {size} (nodes x tasks per node) had a --batch-size of"
@@ -61,8 +63,10 @@ def define(study: Study, known: Sequence[Cell], folder: SweepFolder | None) -> D
                 hint="sizes below the smallest one measured need a study of their own: another --name",
             )
     earlier = folder.definition.sizes if folder is not None and known else {}
-    jobs = earlier | {str(size): _job(study, size) for size in study.sizes}
-    first = jobs[str(study.sizes[0])]
+    jobs = earlier | {
+        _job_key(name, size): _job(_at(study, point), size) for name, point in series.items() for size in study.sizes
+    }
+    first = jobs[_job_key(next(iter(series)), study.sizes[0])]
     definition = Definition(
         name=f"study-{study.name}", job=first, sizes=jobs, cells=list(cells.values()),
         made_by=f"hpcjobs scale --name {study.name}",
@@ -74,38 +78,75 @@ def define(study: Study, known: Sequence[Cell], folder: SweepFolder | None) -> D
     return definition
 
 
-def key(cell: Cell) -> tuple[Size, int]:
-    """Size and repeat of a cell."""
+def key(cell: Cell) -> tuple[str, Size, int]:
+    """Series, size and repeat of a cell."""
     nodes, ntasks_per_node, repeat = (int(cell.params[name] or 0) for name in ("nodes", "ntasks_per_node", "repeat"))
-    return Size(nodes=nodes, ntasks_per_node=ntasks_per_node), repeat
+    return cell.params.get(_SERIES) or "", Size(nodes=nodes, ntasks_per_node=ntasks_per_node), repeat
 
 
-def _keys(study: Study) -> Iterator[tuple[Size, int]]:
+def _job_key(series: str, size: Size) -> str:
+    """Key of `Definition.sizes`."""
+    return f"{size} {series}" if series else str(size)
+
+
+def _at(study: Study, point: dict[str, str]) -> Study:
+    """``study`` with the job's options of one series.
+
+    Raises:
+        RequestError: an axis is no option of a job and has no place in the program.
+    """
+    options: dict[str, str | int | bool | None] = {}
+    launcher = study.launcher
+    for name, value in point.items():
+        if name == "launcher":
+            launcher = value
+        elif name in FIELDS or name == "container":
+            options[name] = value
+        elif not any(f"{{{name}}}" in argument for argument in study.program):
+            raise RequestError(
+                f"axis {name}: no option of a job has this name, and the program has no {{{name}}}",
+                hint=f"write {{{name}}} where the program takes the value",
+            )
+    return replace(study, options={**study.options, **options}, launcher=launcher)
+
+
+def _keys(study: Study) -> Iterator[tuple[str, Size, int]]:
     """Size by size, so that the repeats of a size are one array; one at a time, repeat by repeat, so that a slow hour
     does not fall on one size alone."""
     repeats = range(1, study.repeats + 1)
     if study.one_at_a_time:
-        return ((size, repeat) for repeat in repeats for size in study.sizes)
-    return ((size, repeat) for size in study.sizes for repeat in repeats)
+        return ((name, size, repeat) for repeat in repeats for name in study.series for size in study.sizes)
+    return ((name, size, repeat) for name in study.series for size in study.sizes for repeat in repeats)
 
 
-def _cell_id(size: Size, repeat: int, folder: SweepFolder | None) -> str:
+def _cell_id(series: str, size: Size, repeat: int, folder: SweepFolder | None) -> str:
     """``2x4-1``, and ``2x4-1-attempt2`` once that has failed: in the folder of the failed run it would resume that."""
     first = f"{size}-{repeat}"
+    if series:
+        digest = hashlib.sha256(series.encode()).hexdigest()[:6]
+        first = f"{size}-{file_name(series)[:60]}-{digest}-{repeat}"
     ids = itertools.chain([first], (f"{first}-attempt{number}" for number in itertools.count(2)))
     return next(name for name in ids if folder is None or not folder.cell_dir(name).exists())
 
 
-def _params(study: Study, size: Size, repeat: int, smallest: Size) -> dict[str, str | None]:
+def _params(study: Study, point: dict[str, str], size: Size, repeat: int, smallest: Size) -> dict[str, str | None]:
     params: dict[str, str | None] = {
         "nodes": str(size.nodes),
         "ntasks_per_node": str(size.ntasks_per_node),
         "ranks": str(size.ranks),
         "repeat": str(repeat),
     }
+    if point:
+        params |= {**point, _SERIES: ", ".join(f"{name}={value}" for name, value in point.items())}
     if (batch := _find_batch(study)) is not None:
         params[_BATCH_PARAM] = str(_share(batch, smallest.ranks, size))
+    elif study.mode == "strong" and (value := point.get(_BATCH_PARAM, "")).isdecimal():
+        own = _Batch(_BATCH_PARAM, 0, "", int(value))
+        params[_BATCH_PARAM] = str(_share(own, smallest.ranks, size))
     return params
+
+
+_SERIES: Final = "series"
 
 
 class _Batch(NamedTuple):
@@ -136,7 +177,12 @@ def _find_batch(study: Study) -> _Batch | None:
 
 def undivided_batch(study: Study) -> str | None:
     """Argument of a strong study that looks like a batch size and is the same at all sizes, or None."""
-    if study.mode == "weak" or _find_batch(study) is not None or any("{" in argument for argument in study.program):
+    if (
+        study.mode == "weak"
+        or _find_batch(study) is not None
+        or _BATCH_PARAM in study.axes
+        or any("{" in argument for argument in study.program)
+    ):
         return None
     return next((argument for argument in study.program[1:] if _OTHER_BATCH.fullmatch(argument)), None)
 
@@ -175,6 +221,7 @@ def _resolve(study: Study, size: Size, gpus: dict[str, int]) -> Job:
         env=study.env,
         sbatch=study.sbatch,
         srun=study.srun,
+        metric=study.metric,
         **options,
     )
 
@@ -217,11 +264,10 @@ def list_runs(study: Study) -> list[StudyRun]:
             tasks |= {cell: (f"{entry.job_id}_{line}", entry.run_dir) for line, cell in enumerate(chunk.cells)}
     runs = []
     for cell in folder.definition.cells:
-        size, repeat = key(cell)
+        series, size, repeat = key(cell)
         job_id, job_dir = tasks.get(cell.id, (None, None))
-        runs.append(
-            StudyRun(size=size, repeat=repeat, job_id=job_id, run_dir=str(folder.cell_dir(cell.id)), job_dir=job_dir)
-        )
+        run_dir = str(folder.cell_dir(cell.id))
+        runs.append(StudyRun(size=size, repeat=repeat, job_id=job_id, run_dir=run_dir, job_dir=job_dir, series=series))
     return runs
 
 
@@ -344,6 +390,7 @@ def _report_submitted(outcome: Outcome, runs: tuple[StudyRun, ...], report: Repo
     for entry in outcome.submitted:
         mine = [run for run in runs if run.job_dir == entry.run_dir]
         size, repeats = mine[0].size, ", ".join(str(run.repeat) for run in mine)
-        report(f"job {entry.job_id}: {size.nodes} x {size.ntasks_per_node} ranks, repeat {repeats}")
+        series = f", {mine[0].series}" if mine[0].series else ""
+        report(f"job {entry.job_id}: {size.nodes} x {size.ntasks_per_node} ranks{series}, repeat {repeats}")
     if outcome.waiting:
         report(f"{outcome.waiting} runs wait for room in the queue; a job of the study submits them")

@@ -40,7 +40,7 @@ def prepare(folder: SweepFolder, definition: Definition, cells: Sequence[Cell], 
     An array has one size of job. Where the number of tasks at once is limited, arrays of several sizes run one after
     another, in the order of the cells.
     """
-    program, code = resolve_program(definition), code_state(Path(definition.job.chdir))
+    code = code_state(Path(definition.job.chdir))
     number, chunks = folder.next_number(), list[Chunk]()
     in_turn = bool(definition.sizes) and definition.max_parallel is not None
     for size, same in itertools.groupby(cells, key=lambda cell: cell.size):
@@ -50,7 +50,7 @@ def prepare(folder: SweepFolder, definition: Definition, cells: Sequence[Cell], 
             throttle = "" if cut.throttle is None else f"%{cut.throttle}"
             plan = _chunk_plan(folder, definition, chunk, f"0-{cut.tasks - 1}{throttle}")
             run_folder.create(plan, code)
-            _fill(plan.run_dir, program, part, chunk)
+            _fill(plan.run_dir, resolve_program(definition, size), part, chunk)
             chunks.append(chunk)
             number += 1
     return chunks
@@ -65,9 +65,9 @@ def _parts(cells: Sequence[Cell], definition: Definition, limits: Limits) -> Ite
         start += cut.tasks * pack
 
 
-def resolve_program(definition: Definition) -> Program:
-    """The program all cells run."""
-    job = definition.job
+def resolve_program(definition: Definition, size: str = "") -> Program:
+    """The program that cells of this size run: in another image another Python starts it."""
+    job = definition.job_of(size)
     own = {name: value for name, value in job.env.items() if f"env.{name}" in job.sources}
     return make_program(job, env=own, passing=definition.passing)
 

@@ -7,8 +7,11 @@ _hj_read_figures() { # from here on: what earlier attempts wrote into the log do
     local self=$BASHPID
     begin=$(stat -Lc %s -- "/proc/$self/fd/1")
     if "${_hj_figures[0]}" -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null; then
+        rm -f -- "$HPCJOBS_RUN_DIR/.exit_code" # of an earlier attempt
+        trap '' HUP                              # a program may end before its reader has begun
         "${_hj_figures[@]}" "${begin:-0}" "$HPCJOBS_RUN_DIR" </dev/null 2>"$HPCJOBS_RUN_DIR/figures.log" &
         _hj_reader=$!
+        trap - HUP
     else
         echo "hpcjobs: $(hostname): no figures: --metric needs Python 3.6 or newer on the nodes, and ${_hj_figures[0]} is none" >&2
     fi

@@ -1,8 +1,8 @@
 """Follows the log of a job: matching lines become rows of metrics.jsonl, at the end the figures stand in summary.json.
 
-The log is the file behind standard output. The job's script ends the reader by SIGHUP, with the program's exit code in
-the file `END`; other signals are for the program. What it costs is bounded: `CHUNK` bytes of the log each second, of a
-log that grows faster the newest, and rows that become rarer the more there are.
+The log is the file behind standard output. The job's script ends the reader by the file `END`, which has the program's
+exit code, and a SIGHUP that wakes it; other signals are for the program. What it costs is bounded: `CHUNK` bytes of the
+log each second, of a log that grows faster the newest, and rows that become rarer the more there are.
 """
 
 import io
@@ -32,7 +32,7 @@ _LABELS_FROM = 2
 
 
 def follow(run_dir: str, rules: Sequence[FigureRule], *, name: str, world_size: int, begin: int) -> int:
-    """Read until SIGHUP, or until the job's script is gone; the exit code, 1 if the log cannot be read."""
+    """Read until `END` is there, or the job's script is gone; the exit code, 1 if the log cannot be read."""
     try:
         with open(_OWN, "rb") as log:
             if stat.S_ISREG(os.fstat(log.fileno()).st_mode):
@@ -53,8 +53,10 @@ def _follow(
     tail = _Tail(log, begin)
     ended = False
     while not ended:
-        came = signals.wait(INTERVAL_S)
-        ended = signal.SIGHUP in came or os.getppid() != parent
+        # Before the wait: a SIGHUP that came before this process listened is lost.
+        ended = os.path.exists(os.path.join(run_dir, END)) or os.getppid() != parent or parent == 1
+        if not ended:
+            signals.wait(INTERVAL_S)
         for line in tail.read(last=ended):
             for reader in readers:
                 value = reader.read(line, labelled=world_size >= _LABELS_FROM)

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import polars as pl
 import pytest
@@ -16,7 +17,7 @@ from hpcjobs.jobstats.sources import AccountingTable
 from hpcjobs.record.summary import Quantiles, RunSummary, Throughput
 from hpcjobs.scaling import comparison, page, plots, right_size
 from hpcjobs.scaling import runs as scaling_runs
-from hpcjobs.scaling.analysis import analyse
+from hpcjobs.scaling.analysis import analyse, analyse_series
 from hpcjobs.scaling.right_size import advise_nodes
 from hpcjobs.scaling.runs import _COLUMNS, tabulate
 from hpcjobs.scaling.study import Mode, Size, Study, StudyRun
@@ -37,7 +38,7 @@ def runs(of_size: dict[int, float], /, **more: Any) -> pl.DataFrame:
                 "job_id": f"{nodes}{repeat}", "state": "COMPLETED", "throughput": value * noise, "unit": "images/s",
                 "step_s": 0.1, "communication_s": 0.02, "data_wait_s": 0.01, "samples": 1000, "cost": 0.5,
                 "currency": "EUR", "node_list": f"n[1-{nodes}]", "source": "sacct", "code": "abc", "run_dir": "/runs/x",
-                "node_model": "EPYC",
+                "node_model": "EPYC", "series": "",
             }  # fmt: skip
             rows.append(row | more)
     return pl.DataFrame([dict.fromkeys(_COLUMNS) | row for row in rows], schema=_COLUMNS, orient="row")
@@ -192,7 +193,7 @@ def test_runs_without_a_figure_are_left_out_by_name() -> None:
 def test_the_page_needs_no_network_and_escapes_what_it_is_given(here: Path) -> None:
     table = runs(amdahl(0.05, 1, 2, 4), run_dir="/runs/<script>alert(1)</script>")
     analysis = analyse(table)
-    written = page.write(study(program=("ddp", "--name", "<b>&")), analysis, table, here / "out")
+    written = page.write(study(program=("ddp", "--name", "<b>&")), {"": analysis}, table, here / "out")
     html = (here / "out" / "index.html").read_text(encoding="utf-8")
     namespaces = r'xmlns(:\w+)?="[^"]*"'
     assert not re.search(
@@ -230,23 +231,92 @@ def test_sizes_of_as_many_ranks_are_compared_by_their_nodes_too(here: Path) -> N
     ]  # fmt: skip
     bounds = here / "ref.yaml"
     bounds.write_text("sizes: {2x1: {throughput: 90}, 1x2: {throughput: 190}}\n")
-    checks = comparison.check(analyse(two_shapes(200)), bounds)
+    checks = comparison.check(analyse(two_shapes(200)), str(bounds))
     assert [(check.size, check.held) for check in checks] == [("2x1", True), ("1x2", True)]
     bounds.write_text("sizes: {2: {throughput: 90}}\n")
     with pytest.raises(RequestError, match="several sizes"):
-        comparison.check(analyse(two_shapes(200)), bounds)
+        comparison.check(analyse(two_shapes(200)), str(bounds))
 
 
 def test_bounds_hold_or_are_missed(here: Path) -> None:
     bounds = here / "ref.yaml"
     bounds.write_text("unit: images/s\nsizes:\n  2: {efficiency: 0.9, throughput: 200, tolerance: 0.1}\n")
     analysis = analyse(runs({1: 100, 2: 170}))
-    assert [(verdict.what, verdict.held) for verdict in comparison.check(analysis, bounds)] == [
+    assert [(verdict.what, verdict.held) for verdict in comparison.check(analysis, str(bounds))] == [
         ("throughput", False), ("efficiency", True),
     ]  # fmt: skip
     bounds.write_text("sizes:\n  8: {efficiency: 0.9}\n")
     with pytest.raises(RequestError, match="has not measured"):
-        comparison.check(analysis, bounds)
+        comparison.check(analysis, str(bounds))
+
+
+@pytest.mark.parametrize(
+    ("condition", "held"),
+    [
+        ("efficiency>=0.9 at 2", [False]),
+        ("efficiency >= 80% at 2x2", [True]),
+        ("communication<=0.25", [True, True]),
+        ("communication<=10%", [False, False]),
+        ("step_s<=0.2 at 2", [True]),
+        ("energy_j<=1e9", [False, False]),  # not measured: it holds no bound
+    ],
+)
+def test_a_condition_is_checked_at_a_size_or_at_all(condition: str, held: list[bool]) -> None:
+    analysis = analyse(runs({1: 100, 2: 170}))
+    assert [verdict.held for verdict in comparison.check(analysis, condition)] == held
+
+
+@pytest.mark.parametrize(
+    ("condition", "problem"),
+    [
+        ("efficency>=0.9 at 2", "no figure 'efficency'"),
+        ("efficiency>=0.9 at 8", "has not measured"),
+        ("efficiency>0.9", "no condition"),
+        ("efficiency>=x", "no condition"),
+    ],
+)
+def test_a_condition_that_names_no_figure_or_size_is_refused(condition: str, problem: str) -> None:
+    with pytest.raises(RequestError, match=problem):
+        comparison.check(analyse(runs({1: 100, 2: 170})), condition)
+
+
+def test_checks_are_written_as_junit_xml(here: Path) -> None:
+    analysis = analyse(runs({1: 100, 2: 170}))
+    checks = [*comparison.check(analysis, "efficiency>=0.9 at 2"), *comparison.check(analysis, "energy_j<=1 at 1")]
+    comparison.write_junit(here / "out.xml", "a <b>", [*checks, *comparison.check(analysis, "speedup>=1.5 at 2")])
+    suite = ElementTree.parse(here / "out.xml").getroot()
+    assert (suite.tag, suite.get("tests"), suite.get("failures")) == ("testsuite", "3", "2")
+    cases = {case.get("name"): [failure.get("message") for failure in case] for case in suite}
+    assert cases == {
+        "efficiency at 2x2": ["efficiency at 2x2: 0.85, at least 0.9"],
+        "energy_j at 1x2": ["energy_j at 1x2: not measured, at most 1"],
+        "speedup at 2x2": [],
+    }
+
+
+def test_several_studies_stand_in_one_picture_with_the_ratio_to_the_first(here: Path) -> None:
+    named = [("one", runs({1: 100, 2: 190})), ("two", runs({1: 120, 2: 200})), ("three", runs({2: 180, 4: 300}))]
+    analysed = [(name, analyse(table)) for name, table in named]
+    above, below = comparison.draw(analysed).axes
+    assert [line.get_label() for line in above.get_legend_handles_labels()[0]] == ["one", "two", "three"]
+    drawn = [container.lines[0].get_xydata().tolist() for container in below.containers]
+    assert drawn[0] == [[1, pytest.approx(1.2)], [2, pytest.approx(200 / 190)]]
+    assert drawn[1] == [[2, pytest.approx(180 / 190)]]
+    headers, *rows = comparison.make_matrix(analysed)
+    assert headers[:4] == ["series", "1x2", "2x2", "4x2"]
+    assert [row[0] for row in rows] == ["one", "two", "three"]
+    assert (rows[0][3], rows[2][1]) == ("not measured", "not measured")
+
+
+def test_series_are_analysed_apart_and_never_as_sizes_of_one_another() -> None:
+    one, two = runs({1: 100, 2: 190}, series="launcher=srun"), runs({1: 50, 2: 90}, series="launcher=mpirun")
+    both = pl.concat([one, two])
+    with pytest.raises(RequestError, match="several series"):
+        analyse(both)
+    series = analyse_series(both)
+    assert {name: round(one.groups[0].throughput.value) for name, one in series.items()} == {
+        "launcher=srun": 100, "launcher=mpirun": 50,
+    }  # fmt: skip
 
 
 def test_strong_scaling_keeps_the_global_batch(monkeypatch: pytest.MonkeyPatch) -> None:
