@@ -7,7 +7,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -100,7 +100,7 @@ def logs(
             "logs", {"job_id": entry.job_id, "files": [str(p) for p in job_logs.paths(entry)], "lines": list(chosen)}
         )
         return
-    if not any(map(os.path.lexists, job_logs.paths(entry))) and not follow:
+    if not job_logs.existing_paths(entry) and not follow:
         note(f"job {entry.job_id} has printed nothing yet ({job_logs.paths(entry)[0]})")
         return
     colours = shows_colours(sys.stdout) and job_logs.has_labels(entry)
@@ -206,8 +206,11 @@ LINES = 10
 """So many lines of the rank that failed first are printed."""
 
 
-def print_failures(jobs: Iterable[Known]) -> None:
-    """How each job that did not complete ended; of the first one the last lines, and what explains it."""
+def print_failures(jobs: Iterable[Known], *, printed: Mapping[str, State]) -> None:
+    """How each job that did not complete ended; of the first one the last lines, and what explains it.
+
+    ``printed``: the states that have a line already; it is not printed again where there is nothing to add.
+    """
     failed = [(job.entry, record) for job in jobs for record in job.records if record.state is not State.COMPLETED]
     for number, (entry, record) in enumerate(failed):
         if is_never_met(record):
@@ -219,7 +222,8 @@ def print_failures(jobs: Iterable[Known]) -> None:
         if first is not None:
             end = describe_exit(first.exit_code)
             who = f"; first failure: rank {first.rank} on {first.host}{'' if end in record.ending else f', {end}'}"
-        note(f"job {record.job_id} {', '.join([record.state.value, *record.ending])}{who}")
+        if record.ending or who or printed.get(record.job_id) is not record.state:
+            note(f"job {record.job_id} {', '.join([record.state.value, *record.ending])}{who}")
         past = read_attempts(task_dir(Path(entry.run_dir), record.job_id))
         if past and past[-1].decision.startswith("ended"):
             note(f"job {record.job_id} after {format_count(len(past), 'attempt')} {past[-1].decision}")
@@ -311,10 +315,10 @@ def wait_for(entries: list[Entry], *, timeout_s: float | None = None, as_json: b
                 print_output("wait", [record for job in statuses(entries) for record in job.records])
             raise HpcJobsError(str(error)) from error
         records = [record for job in known for record in job.records]
-        changes.print_states(records)
+        changes.print_states([record for record in records if record.state is State.COMPLETED])
     if as_json:
         print_output("wait", records)
-    print_failures(known)
+    print_failures(known, printed=changes.printed)
     return exit_code(known)
 
 
@@ -336,7 +340,7 @@ class _Changes:
     def __init__(
         self, entries: list[Entry], bars: ProgressBars, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._printed_states: dict[str, object] = {}
+        self._printed_states: dict[str, State] = {}
         self._entries, self._bars, self._clock = entries, bars, clock
         self._pause_s = _BAR_S if bars.are_drawn else PROGRESS_S
         self._next_progress = clock() + self._pause_s
@@ -370,6 +374,11 @@ class _Changes:
                     text=progress.step.describe(progress.of_total),
                     remaining_s=progress.remaining_s,
                 )
+
+    @property
+    def printed(self) -> Mapping[str, State]:
+        """The last state of each job that has a line."""
+        return self._printed_states
 
     def print_states(self, records: list[JobRecord]) -> None:
         """Print a line for each job whose state has changed."""

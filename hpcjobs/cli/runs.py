@@ -69,6 +69,8 @@ def describe_change(change: Change) -> str:
 def _one_line(value: str | None) -> str:
     if not value:
         return "-"
+    if value.isprintable():
+        return value
     lines = value.count("\n") + 1
     text = "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in value)
     return text if lines == 1 else f"({lines} lines)"

@@ -317,7 +317,7 @@ def gather_entry(entry: Entry, *, log: Path | None = None, runner: Runner = run)
     facts = _with_run_folder(facts, task, record)
     if account is None or own or not account.state.ended:
         facts = _with_record(facts, record)
-    existing = [(path, None) for path in job_logs.paths(task) if path.exists()]
+    existing = [(path, None) for path in job_logs.existing_paths(task)]
     files = [(log, None)] if log is not None else [*existing, *_files_of_steps(task)]
     facts = (
         _with_bad_nodes(facts, account, slurm_commands.question_env(entry.slurm_conf), runner)

@@ -11,6 +11,10 @@ from pathlib import Path
 from hpcjobs.files import open_regular
 
 _BLOCK = 1 << 16
+_LONGEST_BYTES = 1 << 22
+"""A longer line is given out in pieces: a progress bar may write gigabytes without the end of a line."""
+_FIRST_OF_SEVERAL = 0xC0
+"""Bytes from here on begin a character of several bytes in UTF-8."""
 _TIME = re.compile(
     rb"(?<!\d)(\d{4})[-/](\d\d)[-/](\d\d)[ T_](\d\d):(\d\d):(\d\d)(?:[.,]\d+)?(?P<zone>Z|[+-]\d\d:?\d\d)?(?!\d)"
 )
@@ -25,31 +29,46 @@ class Tail:
         self._path, self._read_bytes = path, start
         self._seen_bytes = start
         """The file's size at the last look: what stands behind the last line's end was read then."""
+        self._is_within_line = False
+        """A piece of a line has been given out, and its end has not come."""
 
     def news(self, *, last: bool) -> Iterator[str]:
-        """The lines that have come, read block by block; with ``last``, what stands behind them too."""
+        """The lines that have come, read block by block; with ``last``, what stands behind them too.
+
+        Pieces of a line that is too long to hold have no newline at their end, except the last one.
+        """
         try:
             size = self._path.stat().st_size
         except (FileNotFoundError, NotADirectoryError):
             return
         if size < self._read_bytes:  # begun anew
-            self._read_bytes = 0
-        if size == self._read_bytes or (size == self._seen_bytes and not last):
+            self._read_bytes, self._is_within_line = 0, False
+        if size == self._seen_bytes and not last:
             return
-        with open_regular(self._path) as file:
-            file.seek(self._read_bytes)
-            begun: list[bytes] = []  # pieces of a line whose end is not read yet
-            while block := file.read(_BLOCK):
-                *ends, rest = block.split(b"\n")
-                for end in ends:
-                    line, begun = b"".join([*begun, end]), []
-                    self._read_bytes += len(line) + 1
-                    yield line.decode("utf-8", "replace") + "\n"
-                begun.append(rest)
+        begun: list[bytes] = []  # pieces of a line whose end is not read yet
+        if size > self._read_bytes:
+            with open_regular(self._path) as file:
+                file.seek(self._read_bytes)
+                while block := file.read(_BLOCK):
+                    *ends, rest = block.split(b"\n")
+                    for end in ends:
+                        line, begun = b"".join([*begun, end]), []
+                        self._read_bytes += len(line) + 1
+                        self._is_within_line = False
+                        yield line.decode("utf-8", "replace") + "\n"
+                    begun.append(rest)
+                    if sum(map(len, begun)) >= _LONGEST_BYTES:
+                        piece = b"".join(begun)
+                        end_of_piece = len(piece) - next((n for n in (1, 2, 3) if piece[-n] >= _FIRST_OF_SEVERAL), 0)
+                        begun = [piece[end_of_piece:]]  # a character of several bytes stays together
+                        self._read_bytes += end_of_piece
+                        self._is_within_line = True
+                        yield piece[:end_of_piece].decode("utf-8", "replace")
         self._seen_bytes = size
-        if last and any(begun):
+        if last and (any(begun) or self._is_within_line):
             line = b"".join(begun)
             self._read_bytes += len(line)
+            self._is_within_line = False
             yield line.decode("utf-8", "replace") + "\n"
 
 
@@ -101,7 +120,7 @@ def line_time(line: bytes) -> float | None:
 
 
 def _lines_from_end(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Each line with its offset, the last one first; one block and one line are in memory."""
+    """Each line with its offset, the last one first; one block and one line, or a piece of it, are in memory."""
     with open_regular(path) as file:
         position = file.seek(0, os.SEEK_END)
         if not position:
@@ -121,7 +140,11 @@ def _lines_from_end(path: Path) -> Iterator[tuple[int, bytes]]:
                 yield position + newline + 1, block[newline + 1 : end] + b"".join(reversed(rest))
                 rest, end = [], newline
             rest.append(block[:end])
-        yield 0, b"".join(reversed(rest))
+            if sum(map(len, rest)) >= _LONGEST_BYTES:
+                yield position, b"".join(reversed(rest))
+                rest = []
+        if rest:
+            yield 0, b"".join(reversed(rest))
 
 
 _END_BYTES = 1 << 16

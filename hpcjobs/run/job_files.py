@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,6 +26,7 @@ from hpcjobs.run.index import Entry
 from hpcjobs.scheduler.base import JobRecord
 
 T = TypeVar("T")
+_FEW_TASKS = 10
 
 
 def read_json(path: Path, type: type[T]) -> T | None:
@@ -68,6 +69,22 @@ def read_state(entry: Entry, job_id: str) -> StateFile | None:
     return read_usable(path, lambda: read_state_file(path))
 
 
+def find_started(entry: Entry, job_ids: Sequence[str]) -> Sequence[str]:
+    """Those of the entry's ``job_ids`` that may have written something: of an array the ones that have a folder.
+
+    One look at the run folder: an array can have 100,000 tasks.
+    """
+    if len(job_ids) < _FEW_TASKS:
+        return job_ids
+    try:
+        folders = set(os.listdir(entry.run_dir))
+    except FileNotFoundError:
+        return ()
+    except OSError:
+        return job_ids  # reading them gives the reason
+    return [job_id for job_id in job_ids if job_id.partition("_")[2] in folders]
+
+
 def all_ended(entry: Entry) -> bool:
     """Every task of the entry has written its end itself."""
     states = (read_state(entry, job_id) for job_id in own_ids(entry))
@@ -97,7 +114,8 @@ def own_record(entry: Entry, job_id: str) -> JobRecord | None:
 
 def own_records(entry: Entry) -> list[JobRecord]:
     """The state files of the entry's tasks, as far as they have started."""
-    return [record for record in (own_record(entry, task) for task in own_ids(entry)) if record is not None]
+    tasks = find_started(entry, own_ids(entry))
+    return [record for record in (own_record(entry, task) for task in tasks) if record is not None]
 
 
 def read_attempts(run_dir: Path) -> list[Attempt]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 import warnings
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcjobs.errors import HpcJobsWarning, RequestError
+from hpcjobs.files import file_name
 from hpcjobs.job.array import array_text
 from hpcjobs.record import manifest
 from hpcjobs.run.folder import log_path
@@ -148,8 +150,16 @@ class _Log(NamedTuple):
 
     def choose_lines(self, lines: Iterable[str]) -> Iterator[str]:
         """Those of ``lines`` to print, as they are printed."""
-        printed = (chosen for line in lines if (chosen := self.choose(line)) is not None)
+        printed = self._choose_each(lines)
         return merge_ranks(printed) if self.selection.merges and self.selection.rank is None else printed
+
+    def _choose_each(self, lines: Iterable[str]) -> Iterator[str]:
+        is_chosen, ends = True, True
+        for line in lines:
+            chosen = self.choose(line) if ends else line if is_chosen else None  # a piece goes with the one before it
+            is_chosen, ends = chosen is not None, line.endswith("\n")
+            if chosen is not None:
+                yield chosen
 
     def choose(self, line: str) -> str | None:
         """The line as it is printed; None where it is not."""
@@ -186,7 +196,20 @@ def paths(entry: Entry) -> list[Path]:
 
 def path_of(entry: Entry, job_id: str) -> Path:
     """The log file of the job, or of the array task ``job_id``."""
-    return dict(zip(own_ids(entry), paths(entry), strict=True)).get(job_id) or paths(entry)[0]
+    if entry.is_foreign:
+        return dict(zip(own_ids(entry), paths(entry), strict=True)).get(job_id) or paths(entry)[0]
+    is_task = entry.array is not None and job_id.partition("_")[2].isdecimal()
+    return log_path(Path(entry.run_dir), entry.name, job_id if is_task else own_ids(entry)[0])
+
+
+def existing_paths(entry: Entry) -> list[Path]:
+    """The job's log files that are there already."""
+    if entry.is_foreign:
+        return [path for path in log_files(entry) if path.exists()]
+    folder = log_path(Path(entry.run_dir), entry.name, entry.job_id).parent
+    names = set(os.listdir(folder)) if folder.is_dir() else set()
+    prefix = file_name(entry.name)
+    return [folder / name for job_id in own_ids(entry) if (name := f"{prefix}_{job_id}.out") in names]
 
 
 def lines(entry: Entry, *, rank: int | None = None, selection: Selection = ALL) -> Iterator[str]:

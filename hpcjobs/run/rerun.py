@@ -27,7 +27,7 @@ from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import own_ids, read_usable
 from hpcjobs.run.select import is_own
 from hpcjobs.run.status import Known
-from hpcjobs.runtime.hostlist import hosts_of
+from hpcjobs.runtime.hostlist import HOST_PART
 from hpcjobs.site.library import load_site
 from hpcjobs.site.models import Site
 from hpcjobs.site.resources import Resources, fields_where
@@ -328,7 +328,7 @@ def _is_rendered(manifest: Manifest[Job], run_dir: Path) -> bool:
 
 
 def _nodes(job: Known) -> dict[str, str]:
-    nodes = {node for record in job.records if record.node_list for node in hosts_of(record.node_list)}
+    nodes = {part for record in job.records if record.node_list for part in HOST_PART.findall(record.node_list)}
     return {"nodes": ",".join(sorted(nodes))} if nodes else {}
 
 

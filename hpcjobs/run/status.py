@@ -30,6 +30,7 @@ from hpcjobs.run.job_files import (
     are_final,
     current_id,
     drop_accounting,
+    find_started,
     is_closed,
     keep_accounting,
     may_be_requeued,
@@ -262,7 +263,8 @@ def _resolve(member: _Open, queued: list[JobRecord], accounted: list[JobRecord])
     reported |= {task for record in final for task in task_ids(record.job_id)}
     rest = [task for task in own_ids(entry) if task not in reported] if os.path.exists(entry.run_dir) else []
     in_queue = {task: record for record in queued for task in task_ids(record.job_id)}
-    own = {task: _own_or_lost(entry, task, in_queue.get(task)) for task in rest}
+    own: dict[str, JobRecord | None] = dict.fromkeys(rest)
+    own |= {task: _own_or_lost(entry, task, in_queue.get(task)) for task in find_started(entry, rest)}
     known = [*alive, *final, *(record for record in own.values() if record is not None)]
     if not known:
         return [*queued] or [_unknown(entry)]

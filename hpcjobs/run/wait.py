@@ -9,7 +9,7 @@ from hpcjobs.errors import SchedulerError
 from hpcjobs.job.array import task_ids
 from hpcjobs.run.identity import require_reachable
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import all_ended, own_ids, own_record, own_records, read_accounting
+from hpcjobs.run.job_files import all_ended, find_started, own_ids, own_record, own_records, read_accounting
 from hpcjobs.run.select import is_never_met
 from hpcjobs.run.status import Connect, Known, statuses
 from hpcjobs.scheduler.base import JobRecord, State
@@ -66,7 +66,14 @@ class Watch:
 
     def look(self) -> list[str]:
         """The ids that have not ended yet; empty when all have."""
-        own = [own_record(entry, job_id) for job_id, entry in self._waiting.items()]
+        tasks: dict[int, list[str]] = {}
+        for job_id, entry in self._waiting.items():
+            tasks.setdefault(id(entry), []).append(job_id)
+        own = [
+            own_record(entry, job_id)
+            for entry in self._entries
+            for job_id in find_started(entry, tasks.get(id(entry), ()))
+        ]
         written = {r.job_id: r for r in own if r is not None and (r.job_id, r.ended) not in self._stale}
         new = {job_id: record for job_id, record in written.items() if self._last_own.get(job_id) != record}
         self._last_own |= new

@@ -151,7 +151,7 @@ class SampleCluster:
                 summary = {"schema": "hpcjobs.summary/1", "loss": 2.5 - task / 4}
                 (folder / "summary.json").write_text(json.dumps(summary))
         self.account(
-            _accounted(f"50_{task}", "lr", state, code, begun=900, lasted=300, nodes="n1", n=1)
+            accounted(f"50_{task}", "lr", state, code, begun=900, lasted=300, nodes="n1", n=1)
             for task, (state, code) in enumerate((("COMPLETED", "0:0"), ("FAILED", "1:0"), ("COMPLETED", "0:0")))
         )
 
@@ -160,7 +160,7 @@ class SampleCluster:
         (self.commands / "next").write_text("60")
         ok("scale", "-N", "1,2", "--repeats", "3", "--name", "speed", "train.py")
         self.account(
-            _accounted(f"{job}_{task}", "speed", "COMPLETED", "0:0", begun=900, lasted=lasted + task, nodes="n1", n=n)
+            accounted(f"{job}_{task}", "speed", "COMPLETED", "0:0", begun=900, lasted=lasted + task, nodes="n1", n=n)
             for job, n, lasted in ((60, 1, 400.0), (61, 2, 220.0))
             for task in range(3)
         )
@@ -217,7 +217,7 @@ class SampleCluster:
         self.command(command, script.replace("BEGIN {", f'BEGIN {{ table = "{table}"', 1))
 
 
-def _accounted(
+def accounted(
     job_id: str, name: str, state: str, code: str, *, begun: float, lasted: float, nodes: str, n: int
 ) -> dict[str, str]:
     start, cpu_min = int(NOW - begun), int(50 * n * lasted) // 60
@@ -362,9 +362,9 @@ def _fill(cluster: SampleCluster) -> None:
     )
     cluster.account(
         [
-            _accounted("41", "ddp", "COMPLETED", "0:0", begun=7200, lasted=3600, nodes="n[1-2]", n=2),
-            _accounted("42", "train", "FAILED", "1:0", begun=3600, lasted=600, nodes="n[3-4]", n=2),
-            _accounted("43_0", "search", "COMPLETED", "0:0", begun=2000, lasted=200, nodes="n5", n=1),
-            _accounted("43_1", "search", "FAILED", "2:0", begun=2000, lasted=200, nodes="n5", n=1),
+            accounted("41", "ddp", "COMPLETED", "0:0", begun=7200, lasted=3600, nodes="n[1-2]", n=2),
+            accounted("42", "train", "FAILED", "1:0", begun=3600, lasted=600, nodes="n[3-4]", n=2),
+            accounted("43_0", "search", "COMPLETED", "0:0", begun=2000, lasted=200, nodes="n5", n=1),
+            accounted("43_1", "search", "FAILED", "2:0", begun=2000, lasted=200, nodes="n5", n=1),
         ],
     )

@@ -10,7 +10,8 @@ import pytest
 import test_json_output
 from commandline import within
 from hostile_text import EVIL, OBEYED
-from sample_cluster import SampleCluster
+from sample_cluster import SampleCluster, accounted
+from terminal import on_terminal
 from verb_cases import CASES, Case
 
 _LEFT = ("completion", "sandbox", "cloud", "container", "fabric", "sites schema", "scale", "fetch", "jupyter")
@@ -126,3 +127,17 @@ def test_json_is_exact_and_holds_nothing_that_a_terminal_obeys(cluster: SampleCl
 def test_a_log_is_exact_in_a_file(cluster: SampleCluster, tmp_path: Path) -> None:
     cluster.write_log("42", EVIL + "\n")
     assert EVIL.rstrip("\r") in within("logs", "42").out
+
+
+@pytest.mark.parametrize("verb", ["report jobs --csv -", "sweep results lr --csv -"])
+def test_a_table_of_csv_is_exact_in_a_pipe_and_printable_on_a_terminal(cluster: SampleCluster, verb: str) -> None:
+    cluster.sweep()
+    name = EVIL[:-1]
+    row = accounted("88", name, "COMPLETED", "0:0", begun=900, lasted=300, nodes="n1", n=1)
+    cluster.account([row])
+    for summary in cluster.here.glob("runs/sweep-lr/cells/*/summary.json"):
+        summary.write_text(json.dumps({"schema": "hpcjobs.summary/1", "loss": 2.5, "label": name}))
+    assert "y\x9b2Jz\u202eabc" in within(*verb.split()).out
+    shown = on_terminal(*verb.split(), columns=80)
+    assert OBEYED.findall(shown.out.replace("\r\n", "\n")) == [], shown
+    assert "abc" in shown.out

@@ -212,11 +212,41 @@ def test_a_long_line_without_an_end_is_read_in_linear_time_and_once(tmp_path: Pa
     path.write_bytes(b"50 %\r" * (8 << 20))
     tail = Tail(path)
     began = time.process_time()
-    assert list(tail.news(last=False)) == []
+    pieces = list(tail.news(last=False))
     first_s = time.process_time() - began
     assert first_s < 5
     began = time.process_time()
     assert [list(tail.news(last=False)) for _ in range(20)] == [[]] * 20
     assert time.process_time() - began < max(first_s, 0.1)
-    (line,) = tail.news(last=True)
-    assert len(line) == (40 << 20) + 1
+    assert "".join([*pieces, *tail.news(last=True)]) == "50 %\r" * (8 << 20) + "\n"
+
+
+def measure_peak(lines: Iterator[str]) -> tuple[int, int]:
+    """The most memory that was held while ``lines`` came, and the length of all of them."""
+    tracemalloc.start()
+    try:
+        length = sum(map(len, lines))
+        return tracemalloc.get_traced_memory()[1], length
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_log_without_the_end_of_a_line_is_not_held_in_memory(tmp_path: Path) -> None:
+    entry, path = job(tmp_path), log(tmp_path, "")
+    bar = "\rstep ü of 9999999".encode()
+    path.write_bytes(b"0: " + bar * (48_000_000 // len(bar)))
+    peak, length = measure_peak(lines(entry))
+    assert length == len(path.read_bytes().decode()) + 1, "nothing is lost, and no character is cut"
+    assert peak < 35e6, f"{peak / 1e6:.0f} MB"
+    peak, _ = measure_peak(lines(entry, selection=Selection(last=3)))
+    assert peak < 35e6, f"{peak / 1e6:.0f} MB for the last lines"
+    _, other = measure_peak(lines(entry, selection=Selection(rank=1)))
+    assert other == 0, "pieces belong to the rank of their line"
+    _, own = measure_peak(lines(entry, rank=0))
+    assert own == length - 3
+
+
+def test_the_pieces_of_a_long_line_are_the_line(tmp_path: Path) -> None:
+    text = "".join(f"{number:07d}ü█" for number in range(1_200_000))
+    (tmp_path / "log").write_text(f"{text}\nafter\n{text}", encoding="utf-8")
+    assert "".join(Tail(tmp_path / "log").news(last=True)) == f"{text}\nafter\n{text}\n"
