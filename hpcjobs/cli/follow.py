@@ -27,8 +27,7 @@ from hpcjobs.run.job_files import read_attempts, read_state
 from hpcjobs.run.logs import path_of
 from hpcjobs.run.select import is_never_met
 from hpcjobs.run.status import Known
-from hpcjobs.scheduler.base import JobRecord, State
-from hpcjobs.scheduler.exit_text import describe_exit
+from hpcjobs.scheduler.base import JobRecord, State, describe_exit
 from hpcjobs.units import format_count
 
 if TYPE_CHECKING:

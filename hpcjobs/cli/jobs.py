@@ -17,8 +17,7 @@ from hpcjobs.cli.terminal import raw
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.run.listing import RECENT_S, ListedJob, Listing, listing
 from hpcjobs.run.progress import job_progress
-from hpcjobs.scheduler.base import State
-from hpcjobs.scheduler.state_colours import choose_colour
+from hpcjobs.scheduler.base import State, choose_colour
 from hpcjobs.top.rows import Group, Task, fold, make_row
 from hpcjobs.top.text import COLUMNS
 from hpcjobs.units import clock, walltime_s

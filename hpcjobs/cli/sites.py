@@ -75,9 +75,8 @@ def check(
     """Compare a site file with the live cluster: what works, what does not, why, what to change; exit code 0 or 1."""
     from functools import partial
 
-    from hpcjobs.discovery.compare import compare, list_untried, unusable_partitions
+    from hpcjobs.discovery.compare import compare, list_untried, run_trials, unusable_partitions
     from hpcjobs.discovery.read import read_cluster
-    from hpcjobs.discovery.trial import run_trials
     from hpcjobs.errors import RequestError
     from hpcjobs.processes.programs import run as run_program
     from hpcjobs.scheduler.connect import connect
@@ -143,8 +142,7 @@ def init(
     from hpcjobs.discovery.draft import draft_site
     from hpcjobs.discovery.proposal import Answers
     from hpcjobs.discovery.read import read_cluster
-    from hpcjobs.discovery.site_file import choose_path, default_name, save_text
-    from hpcjobs.discovery.text import write_text
+    from hpcjobs.discovery.site_file import choose_path, default_name, save_text, write_text
     from hpcjobs.scheduler.connect import connect
 
     answers = Answers(

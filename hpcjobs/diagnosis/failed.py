@@ -13,7 +13,7 @@ from hpcjobs.diagnosis.matches import Match, choose_match, find_matches, is_of_p
 from hpcjobs.diagnosis.rules.python import PROGRAM_ERROR
 from hpcjobs.diagnosis.values import Diagnosis, Evidence, Failure, JobFacts, Kind, LogLine
 from hpcjobs.job.environment import OTHER_ENVIRONMENTS, find_private_installer
-from hpcjobs.scheduler.exit_text import describe_exit, signal_of
+from hpcjobs.scheduler.base import describe_exit, signal_of
 from hpcjobs.units import human_bytes, human_duration, slurm_time
 
 

@@ -8,9 +8,19 @@ import os
 from collections.abc import Sequence
 
 from hpcjobs import slurm_commands
-from hpcjobs.discovery.accounts import ASSOCIATION, QOS, parse_associations, parse_default_account, parse_qos
 from hpcjobs.discovery.facts import Accounting, ClusterFacts, NodeFacts
-from hpcjobs.discovery.slurm_config import NodeReader, mean_nodes, parse_config, parse_licenses, parse_partitions
+from hpcjobs.discovery.slurm_config import (
+    ASSOCIATION,
+    QOS,
+    NodeReader,
+    mean_nodes,
+    parse_associations,
+    parse_config,
+    parse_default_account,
+    parse_licenses,
+    parse_partitions,
+    parse_qos,
+)
 from hpcjobs.discovery.software import MODULES_COMMAND, container_runtimes, parse_modules, parse_mpi_types
 from hpcjobs.errors import CommandMissingError, SchedulerError
 from hpcjobs.processes.programs import Result, Runner, run

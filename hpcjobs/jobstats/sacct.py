@@ -23,7 +23,7 @@ from hpcjobs.jobstats.cache import AttemptStore, Store, Window, closed_until, da
 from hpcjobs.jobstats.columns import Doubts, choose, order
 from hpcjobs.jobstats.fold import COUNTS, fold
 from hpcjobs.processes.programs import Runner, run, start
-from hpcjobs.scheduler.slurm.portions import split_ids
+from hpcjobs.scheduler.slurm.client import split_ids
 from hpcjobs.scheduler.slurm.table import CONTROL, SEPARATOR, Table, new_separator
 from hpcjobs.slurm_commands import list_accounted, list_accounted_fields, question_env
 

@@ -23,9 +23,8 @@ from hpcjobs.run.select import entries_of, select
 from hpcjobs.run.status import Connect, statuses
 from hpcjobs.run.submit import submit
 from hpcjobs.run.wait import wait
-from hpcjobs.scheduler.base import JobRecord, State
+from hpcjobs.scheduler.base import JobRecord, Outage, State
 from hpcjobs.scheduler.connect import connect
-from hpcjobs.scheduler.outage import Outage
 
 _LOOK_S = 0.3
 _ASK_S = 10.0

@@ -28,9 +28,8 @@ from hpcjobs.run.select import require_own
 from hpcjobs.run.status import Connect, statuses
 from hpcjobs.run.submit import count_against_budget
 from hpcjobs.runtime.hostlist import hosts_of
-from hpcjobs.scheduler.base import JobRecord, State
+from hpcjobs.scheduler.base import JobRecord, State, refuse_change
 from hpcjobs.scheduler.connect import connect
-from hpcjobs.scheduler.read_only import refuse_change
 from hpcjobs.site.resources import is_option_where
 
 RC = "interactive.bash"

@@ -30,9 +30,8 @@ from hpcjobs.run.select import require_own
 from hpcjobs.run.status import Connect, statuses
 from hpcjobs.run.wait import Watch
 from hpcjobs.runtime.hostlist import hosts_of
-from hpcjobs.scheduler.base import JobRecord, State
+from hpcjobs.scheduler.base import JobRecord, Report, State
 from hpcjobs.scheduler.connect import connect
-from hpcjobs.scheduler.outage import Report
 from hpcjobs.scheduler.slurm.parse import parse_scontrol
 from hpcjobs.site.models import Site
 from hpcjobs.slurm_commands import cluster_env, show_job, start_beside

@@ -23,9 +23,8 @@ from hpcjobs.run.job_files import own_ids
 from hpcjobs.run.status import Connect
 from hpcjobs.run.wait import Watch
 from hpcjobs.runtime.hostlist import hosts_of
-from hpcjobs.scheduler.base import JobRecord
+from hpcjobs.scheduler.base import JobRecord, Report, discard
 from hpcjobs.scheduler.connect import connect
-from hpcjobs.scheduler.outage import Report, discard
 from hpcjobs.site.checks import Moment
 from hpcjobs.units import human_bytes, human_duration
 

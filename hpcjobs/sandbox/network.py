@@ -6,6 +6,7 @@ under /run: it lives without a process in it, and its inode says which processes
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,6 @@ from hpcjobs.processes.programs import run
 from hpcjobs.sandbox import cgroups
 from hpcjobs.sandbox.daemons import must, program
 from hpcjobs.sandbox.folder import Folder, write
-from hpcjobs.sandbox.hosts_file import add_block
 from hpcjobs.sandbox.models import Host, Layout
 
 BRIDGE = "hpcjobs0"
@@ -135,3 +135,59 @@ def remove(folder: Folder) -> None:
     for port in msgspec.json.decode(done.out or "[]"):
         run([program("ip"), "link", "delete", port["ifname"]])
     must(["ip", "link", "delete", BRIDGE])
+
+
+HOSTS_FILE = Path("/etc/hosts")
+
+
+def host_lines(names: dict[str, str]) -> str:
+    """Lines for ``names`` (name -> address), each address in both spellings.
+
+    A socket that speaks IPv6 looks up the mapped address, and waits long when no name is known for it.
+    """
+    return "".join(f"{address} {name}\n::ffff:{address} {name}\n" for name, address in names.items())
+
+
+def add_block(folder: Folder, names: dict[str, str], *, path: Path = HOSTS_FILE) -> None:
+    """Put our block first: whatever ends the file, with or without a newline, is left as it is."""
+    remove_block(folder, path=path)
+    begin, end = _markers(folder)
+    before = path.read_bytes() if path.exists() else b""
+    _replace(path, begin + host_lines(names).encode() + end + before)
+
+
+def remove_block(folder: Folder, *, path: Path = HOSTS_FILE) -> None:
+    """Take every block of this folder's sandbox out; nothing else changes."""
+    while has_block(folder, path=path):
+        begin, end = _markers(folder)
+        ahead, _, rest = path.read_bytes().partition(begin)
+        _replace(path, ahead + rest.partition(end)[2])
+
+
+def has_block(folder: Folder, *, path: Path = HOSTS_FILE) -> bool:
+    """Whether a whole block of this folder's sandbox stands there."""
+    begin, end = _markers(folder)
+    text = path.read_bytes() if path.exists() else b""
+    return end in text.partition(begin)[2]
+
+
+def _markers(folder: Folder) -> tuple[bytes, bytes]:
+    return (
+        f"# BEGIN hpcjobs sandbox {folder.root}\n".encode(),
+        f"# END hpcjobs sandbox {folder.root}\n".encode(),
+    )
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """By rename where that goes; in a container /etc/hosts is a mount, which can only be written."""
+    beside = path.with_name(f".{path.name}.hpcjobs")
+    beside.write_bytes(content)
+    if path.exists():
+        beside.chmod(path.stat().st_mode & 0o777)
+    try:
+        beside.rename(path)
+    except OSError as error:
+        beside.unlink()
+        if error.errno not in (errno.EBUSY, errno.EXDEV):
+            raise
+        path.write_bytes(content)

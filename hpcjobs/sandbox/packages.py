@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Collection
+from pathlib import Path, PurePosixPath
 
 from hpcjobs.errors import RequestError
 from hpcjobs.processes.programs import run
 from hpcjobs.sandbox.daemons import must
+from hpcjobs.sandbox.folder import Folder, write
 
 PACKAGES = (
     "slurmctld", "slurmd", "slurmdbd", "slurm-client", "slurm-wlm-basic-plugins", "slurm-wlm-mysql-plugin",
@@ -63,3 +64,34 @@ def missing_packages() -> list[str]:
 def apt_line(packages: list[str]) -> str:
     """The command that installs ``packages``."""
     return "apt-get install -y --no-install-recommends " + " ".join(packages)
+
+
+PACKAGE = "environment-modules"
+SEARCHED = Path("/etc/environment-modules/modules")
+"""The folder of the package for modulefiles of the machine's own; a host has the sandbox's there."""
+_EMPTY = "#%Module1.0\n"
+
+
+def available() -> bool:
+    """Whether this machine has Environment Modules of Debian's package."""
+    return SEARCHED.is_dir() and Path("/usr/share/modules/init/bash").is_file()
+
+
+def reason_for_none() -> str:
+    """Why a module of the site is not there."""
+    if available():
+        return "only modules that are named by name, or name and version, are rehearsed"
+    return f"this machine has no Environment Modules ({apt_line([PACKAGE])})"
+
+
+def write_modulefiles(folder: Folder, names: Collection[str]) -> None:
+    """Make a modulefile without content for each module.
+
+    Of ``gcc`` and ``gcc/12`` only the second becomes a file: it is what loading the first finds.
+    """
+    folder.modulefiles.mkdir()
+    folders = {str(parent) for name in names for parent in PurePosixPath(name).parents}
+    for name in set(names) - folders:
+        path = folder.modulefiles / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path, _EMPTY)

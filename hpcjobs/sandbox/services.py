@@ -12,7 +12,7 @@ from pathlib import Path
 
 import hpcjobs
 from hpcjobs.processes.programs import run
-from hpcjobs.sandbox import modules
+from hpcjobs.sandbox import packages
 from hpcjobs.sandbox import slurm_files as files
 from hpcjobs.sandbox.daemons import Daemon, alive, must, program, recorded_daemons, spawn, until
 from hpcjobs.sandbox.folder import Folder, write
@@ -121,7 +121,7 @@ def start_node(folder: Folder, host: Host) -> Daemon:
         (home / name).mkdir(parents=True)
         (home / name).chmod(mode)
     argv = [program("unshare"), "--mount", "--propagation", "private", program("sh"), "-c", _NODE_SCRIPT, "sh"]
-    argv += [str(home), str(folder.modulefiles), str(modules.SEARCHED) if modules.available() else ""]
+    argv += [str(home), str(folder.modulefiles), str(packages.SEARCHED) if packages.available() else ""]
     argv += [*_needed_from_private_folders(), "--"]
     argv += [program("slurmd"), "-D", "-N", host.name, "-f", str(folder.slurm_conf)]
     return _start(folder, f"slurmd-{host.name}", [*enter(folder, host), *argv])

@@ -20,7 +20,7 @@ from hpcjobs.processes.tree import start_ticks
 from hpcjobs.sandbox import cgroups, network
 from hpcjobs.sandbox.daemons import alive, must, program, recorded_daemons
 from hpcjobs.sandbox.folder import Folder
-from hpcjobs.sandbox.hosts_file import has_block, remove_block
+from hpcjobs.sandbox.network import has_block, remove_block
 
 _TERM_S, _KILL_S = 3.0, 10.0
 _POLL_S = 0.02

@@ -23,7 +23,7 @@ from hpcjobs.record.names import MANIFEST
 from hpcjobs.run.folder import code_state
 from hpcjobs.scaling import study as study_file
 from hpcjobs.scaling.study import Size, Study, StudyRun
-from hpcjobs.scheduler.outage import Report, discard
+from hpcjobs.scheduler.base import Report, discard
 from hpcjobs.site.library import load_site
 from hpcjobs.site.resources import FIELDS, GPU_FIELDS
 from hpcjobs.sweeps.cell_status import CellStatus, cell_statuses

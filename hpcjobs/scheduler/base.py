@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal as signals
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
-from hpcjobs.errors import SchedulerError
+from hpcjobs.errors import RequestError, SchedulerError
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.record.state import State as State
-from hpcjobs.scheduler.exit_text import describe_signal, name_signal
 from hpcjobs.site.checks import Frozen, Moment
 
 
@@ -180,3 +181,118 @@ class QueueReadOnce:
         if isinstance(self._queue, SchedulerError):
             raise self._queue
         return self._queue
+
+
+_USUAL_CAUSES = {
+    signals.SIGKILL: "often out of memory",
+    signals.SIGSEGV: "a memory error in compiled code",
+    signals.SIGBUS: "often a full /dev/shm, or a file that was cut short",
+    signals.SIGILL: "often a program built for another CPU",
+    signals.SIGABRT: "the program gave up by itself",
+    signals.SIGFPE: "a division by zero in compiled code",
+    signals.SIGXCPU: "its limit of CPU time",
+    signals.SIGXFSZ: "its limit of file size",
+}
+
+
+SLURM_OUT_OF_MEMORY = 125
+"""What Slurm reports as the signal of a step whose memory limit was exceeded: no signal has this number."""
+
+
+def name_signal(number: int) -> str:
+    """``SIGKILL``; ``signal 99`` where the number has no name."""
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def describe_signal(number: int) -> str:
+    """``killed by signal 9 (SIGKILL), often out of memory``."""
+    if number == SLURM_OUT_OF_MEMORY:
+        return "killed by Slurm, out of memory"
+    name = name_signal(number)
+    cause = next((f", {cause}" for usual, cause in _USUAL_CAUSES.items() if usual == number), "")
+    return f"killed by signal {number}{f' ({name})' if name.startswith('SIG') else ''}{cause}"
+
+
+def signal_of(exit_code: int | None, signal: int | None = None) -> int | None:
+    """The signal that ended a process: Slurm's, or that of a shell's exit code (128 and the signal); None: none did."""
+    if signal:
+        return signal
+    number = (exit_code or 0) - 128
+    return number if number in set(signals.Signals) else None
+
+
+def describe_exit(exit_code: int | None, signal: int | None = None) -> str:
+    """``exit code 3``, or ``killed by signal 9 (SIGKILL), often out of memory``; empty where nothing is known."""
+    number = signal_of(exit_code, signal)
+    if number is not None:
+        return describe_signal(number)
+    return "" if exit_code is None else f"exit code {exit_code}"
+
+
+def choose_colour(state: State) -> str:
+    """The colour of a state, by a name that rich knows; empty for none."""
+    if state is State.COMPLETED:
+        return "green"
+    if state in (State.CANCELLED, State.PREEMPTED, State.REVOKED):
+        return "magenta"
+    if state.ended:
+        return "red"
+    return "cyan" if state is State.RUNNING else "" if state is State.UNKNOWN else "yellow"
+
+
+VARIABLE = "HPCJOBS_READ_ONLY"
+
+
+def refuse_change(what: str) -> None:
+    """Called by whatever is about to have a scheduler ``submit`` or ``cancel`` jobs, or the like.
+
+    Raises:
+        RequestError: the environment is read-only.
+    """
+    if value := os.environ.get(VARIABLE):
+        raise RequestError(
+            f"{what}: refused, because {VARIABLE}={value} is set: nothing is submitted or changed here",
+            hint=f"unset {VARIABLE}; verbs that only ask (ps, show, logs, why, report), and --dry-run, work with it",
+        )
+
+
+Report = Callable[[str], None]
+_T = TypeVar("_T")
+
+
+def discard(line: str) -> None:
+    """Report nothing: the argument of a caller that wants no messages."""
+
+
+class Outage:
+    """Questions to a scheduler over a long time: after its first answer no error of it ends the waiting.
+
+    The first error of an outage is reported, and so is the end of the outage.
+    """
+
+    def __init__(self, report: Report = discard) -> None:
+        self._report = report
+        self._has_answered = self.lasts = False
+
+    def ask(self, question: Callable[[], _T]) -> _T | None:
+        """The answer; None during an outage.
+
+        Raises:
+            SchedulerError: the scheduler has never answered yet.
+        """
+        try:
+            answer = question()
+        except SchedulerError as error:
+            if not self._has_answered:
+                raise
+            if not self.lasts:
+                self._report(f"the scheduler does not answer; waiting goes on: {error.message}")
+            self.lasts = True
+            return None
+        if self.lasts:
+            self._report("the scheduler answers again")
+        self._has_answered, self.lasts = True, False
+        return answer

@@ -17,7 +17,7 @@ from hpcjobs.extras import require_packages
 from hpcjobs.job.layers import make_spec
 from hpcjobs.job.models import Layer
 from hpcjobs.run import submission
-from hpcjobs.scheduler.outage import Report, discard
+from hpcjobs.scheduler.base import Report, discard
 from hpcjobs.site.models import Site
 from hpcjobs.sweeps import submit, sweep_index
 from hpcjobs.sweeps.cell_status import CellStatus, cell_statuses

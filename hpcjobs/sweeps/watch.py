@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from hpcjobs.run.wait import OUTAGE_S, POLL_S, QUEUE_S
-from hpcjobs.scheduler.outage import Outage, Report, discard
+from hpcjobs.scheduler.base import Outage, Report, discard
 from hpcjobs.sweeps.cell_status import CellStatus
 from hpcjobs.sweeps.folder import SweepFolder
 from hpcjobs.sweeps.results import state_name

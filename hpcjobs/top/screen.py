@@ -35,7 +35,7 @@ from textual.widgets import DataTable, Footer, Input, Static
 from hpcjobs.errors import HpcJobsError
 from hpcjobs.printable import printable, printable_document, printable_line
 from hpcjobs.processes.programs import run_in_terminal
-from hpcjobs.scheduler.state_colours import choose_colour
+from hpcjobs.scheduler.base import choose_colour
 from hpcjobs.top.actions import Actions
 from hpcjobs.top.look import Looker
 from hpcjobs.top.rows import SORTS, JobRow, Snapshot, View, make_rows

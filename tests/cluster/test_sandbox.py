@@ -28,8 +28,7 @@ from hpcjobs.processes.programs import Result, run
 from hpcjobs.processes.tree import identity
 from hpcjobs.sandbox import Sandbox, Shape, cgroups, slurm_files
 from hpcjobs.sandbox.folder import Folder, folder_at
-from hpcjobs.sandbox.hosts_file import HOSTS_FILE
-from hpcjobs.sandbox.network import bridge_owner
+from hpcjobs.sandbox.network import HOSTS_FILE, bridge_owner
 from hpcjobs.sandbox.teardown import leftovers
 from hpcjobs.site.library import load_site
 

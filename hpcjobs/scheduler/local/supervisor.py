@@ -7,16 +7,20 @@ returns says that the job is looked after.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
+from typing import NamedTuple
 
+from hpcjobs.files import file_name
+from hpcjobs.processes import tree
 from hpcjobs.processes.events import SupervisorEvents
-from hpcjobs.processes.fork import continue_in_background, fork_call
+from hpcjobs.processes.fork import Guard, adopt_orphans, continue_in_background, die_with_parent, fork_call, start_child
 from hpcjobs.scheduler.local import queue
+from hpcjobs.scheduler.local.gpus import assign_gpus, user_choice
 from hpcjobs.scheduler.local.job_folder import LocalJob, is_alive
 from hpcjobs.scheduler.local.policy import Never, Wait
-from hpcjobs.scheduler.local.records import Ended, Request
-from hpcjobs.scheduler.local.runner import run
+from hpcjobs.scheduler.local.records import Ended, Request, Started
 
 CHECK_S = 1.0
 """How often one that waits makes sure that those it waits for were not killed."""
@@ -103,6 +107,215 @@ def _wait(turn: Wait | None, events: SupervisorEvents, array: _Array | None) -> 
             break
     if array is not None:
         array.reap()
+
+
+AGAIN = "again"
+"""A file beside the job's record: its script makes it where it is to be started again (``--retries``)."""
+_KILL_AGAIN_S = 5.0
+"""A process that survives SIGKILL is in the kernel, waiting for a device or a server."""
+
+
+class _Stop(NamedTuple):
+    """The job is being ended, and this is why."""
+
+    state: str
+    reason: str
+    kill_at: float
+
+
+class _Run:
+    """The processes of a running job, as their supervisor sees them."""
+
+    def __init__(self, job: LocalJob, request: Request, leader: int) -> None:
+        self._job, self._request, self.leader = job, request, leader
+        self.identity = tree.identity(leader)
+        self._begun = time.monotonic()
+        self._early = request.early_signal
+        self.status: int | None = None
+        self.stop: _Stop | None = None
+        self.cpu_s = 0.0
+        self.max_rss_bytes = 0
+
+    def reap(self, guard: int) -> bool:
+        """Wait for every process that ended; False: there is none left, dead or alive."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == guard:
+                continue
+            self.cpu_s += usage.ru_utime + usage.ru_stime
+            self.max_rss_bytes = max(self.max_rss_bytes, usage.ru_maxrss * 1024)
+            if pid == self.leader:
+                self.status = status
+
+    def act(self, *, stop_requested: bool) -> None:
+        """Do what is due now: the early signal, the end by the time limit or a cancellation, the kill."""
+        now, limit = time.monotonic() - self._begun, self._request.time_limit_s
+        if self.stop is not None:
+            if time.monotonic() >= self.stop.kill_at:
+                tree.end(self.members, grace_s=0)
+                self.stop = self.stop._replace(kill_at=time.monotonic() + _KILL_AGAIN_S)
+            return
+        if self._early is not None and limit is not None and now >= limit - self._early.before_s:
+            tree.send(self._early_targets(), self._early.number)
+            self._early = None
+        if stop_requested or self._job.cancelled:
+            self._begin_to_stop(
+                "CANCELLED", "supervisor was stopped by a signal" if stop_requested else queue.CANCELLED
+            )
+        elif limit is not None and now >= limit:
+            self._begin_to_stop("TIMEOUT", "TimeLimit")
+
+    def _begin_to_stop(self, state: str, reason: str) -> None:
+        """Signal the script's process group; the launcher in it signals the tasks, each once."""
+        self.stop = _Stop(state, reason, time.monotonic() + self._request.grace_s)
+        os.killpg(self.leader, signal.SIGTERM)
+
+    def _early_targets(self) -> list[int]:
+        """The script alone; or, as Slurm's steps, all but the script and the launchers it started."""
+        assert self._early is not None
+        if self._early.script_only:
+            return [self.leader]
+        return [p for p in self.members() if p != self.leader and tree.parent(p) != self.leader]
+
+    def members(self) -> list[int]:
+        return tree.members(self._job.folder, self.identity, adopted_by=os.getpid())
+
+    def time_until_due_s(self) -> float | None:
+        """Seconds until something is due; None: nothing is."""
+        if self.stop is not None:
+            return self.stop.kill_at - time.monotonic()
+        limit = self._request.time_limit_s
+        if limit is None:
+            return None
+        due = limit - (self._early.before_s if self._early is not None else 0)
+        return self._begun + due - time.monotonic()
+
+
+def run(job: LocalJob, request: Request, started: Started) -> None:
+    """Run the script to its end, and again as often as it asks for that; then record its end."""
+    adopt_orphans()
+    events = SupervisorEvents(job.path("wake"))
+    try:
+        log = os.open(_log(job, request), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        queue.finish(job, Ended("FAILED", time.time(), exit_code=1, reason=f"cannot write the log: {error}"))
+        return
+    cpu_s, most_bytes, restarts = 0.0, 0, 0
+    while True:
+        run, again = _once(job, request, started, log, events, restarts=restarts)
+        cpu_s, most_bytes = cpu_s + run.cpu_s, max(most_bytes, run.max_rss_bytes)
+        if not again:
+            break
+        restarts += 1
+    queue.finish(job, _make_record(run)._replace(cpu_s=round(cpu_s, 3), max_rss_bytes=most_bytes))
+
+
+def _once(
+    job: LocalJob, request: Request, started: Started, log: int, events: SupervisorEvents, *, restarts: int
+) -> tuple[_Run, bool]:
+    """One start of the script, until it and all that it left behind have ended; and whether there is to be another."""
+    guard = Guard(lambda: _supervisor_died(job, request))
+    leader = _start_script(job, request, started, log, restarts=restarts)
+    run = _Run(job, request, leader)
+    job.write(started._replace(leader=run.identity))
+    while True:
+        run.reap(guard.pid)
+        if run.status is not None:
+            break
+        run.act(stop_requested=events.stop_requested)
+        events.wait(run.time_until_due_s())
+    guard.release()
+    if run.reap(guard.pid):
+        grace_s = run.stop.kill_at - time.monotonic() if run.stop is not None else 0.0
+        tree.end(run.members, grace_s=grace_s)
+        run.reap(guard.pid)
+    again = _take_restart_request(job) and not job.cancelled and not events.stop_requested
+    return run, again
+
+
+def _take_restart_request(job: LocalJob) -> bool:
+    try:
+        os.unlink(job.path(AGAIN))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _log(job: LocalJob, request: Request) -> str:
+    return os.path.join(request.run_dir, "logs", f"{file_name(request.name)}_{job.job_id}.out")
+
+
+def _start_script(job: LocalJob, request: Request, started: Started, log: int, *, restarts: int) -> int:
+    """Start the script in a session of its own; it gets SIGTERM when its supervisor dies."""
+    environment = os.environ | _environment(job, request, started)
+    environment |= {"SLURM_RESTART_COUNT": str(restarts)} if restarts else {}
+    supervisor = os.getpid()
+    led, leads = os.pipe()
+
+    def prepare() -> None:
+        os.setsid()
+        os.close(leads)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.chdir(request.cwd)
+        die_with_parent(supervisor, signal.SIGTERM)
+
+    pid = start_child(["bash", request.script], environment, prepare)
+    os.close(leads)
+    os.read(led, 1)  # ends when the child leads its session: from then on there is a group to signal
+    os.close(led)
+    return pid
+
+
+def _environment(job: LocalJob, request: Request, started: Started) -> dict[str, str]:
+    added = {"HPCJOBS_JOB_ID": job.job_id, tree.MARK: job.folder, "HPCJOBS_AGAIN": job.path(AGAIN)}
+    if request.time_limit_s is not None:
+        added["HPCJOBS_DEADLINE"] = str(int(time.time() + request.time_limit_s))
+    if request.gpus or (request.machine_gpus and user_choice(os.environ) is None):
+        # None for a job without GPUs: it must not see those that others were given, unless its user says so.
+        added |= assign_gpus(started.gpus)
+    if job.element is not None and request.array is not None:
+        added["SLURM_ARRAY_TASK_ID"] = str(job.element)
+        added["SLURM_ARRAY_JOB_ID"] = job.submitted_job.job_id
+        added["SLURM_ARRAY_TASK_COUNT"] = str(len(request.array))
+        added["SLURM_ARRAY_TASK_MIN"] = str(min(request.array))
+        added["SLURM_ARRAY_TASK_MAX"] = str(max(request.array))
+    return added
+
+
+def _make_record(run: _Run) -> Ended:
+    """Exit code as the shell counts: 128 + signal for a script that a signal ended."""
+    assert run.status is not None
+    code = os.waitstatus_to_exitcode(run.status)
+    number = -code if code < 0 else None
+    exit_code = code if number is None else 128 + number
+    if run.stop is not None:
+        state, reason = run.stop.state, run.stop.reason
+    elif exit_code == 0:
+        state, reason = "COMPLETED", None
+    else:
+        state, reason = "FAILED", "NonZeroExitCode" if number is None else f"RaisedSignal:{number}"
+    return Ended(
+        state=state,
+        ended=time.time(),
+        exit_code=exit_code,
+        signal=number,
+        reason=reason,
+    )
+
+
+def _supervisor_died(job: LocalJob, request: Request) -> None:
+    """In the guard, which still holds the job's lock: end the job as at its time limit, and say why."""
+    started = job.read_started()
+    leader = started.leader if started is not None else None
+    tree.end(lambda: tree.members(job.folder, leader), grace_s=request.grace_s)
+    queue.finish(job, Ended("FAILED", time.time(), reason=queue.KILLED))
 
 
 if __name__ == "__main__":

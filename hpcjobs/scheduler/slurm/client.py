@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from hpcjobs import slurm_commands
 from hpcjobs.errors import CommandMissingError, HpcJobsWarning, SchedulerDownError, SchedulerError
+from hpcjobs.job.array import task_ids
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.processes.programs import Result, Runner, run, run_following
-from hpcjobs.scheduler.base import Estimate, JobRecord, Submitted
-from hpcjobs.scheduler.read_only import refuse_change
+from hpcjobs.record.names import STATE
+from hpcjobs.record.state import read_state_file
+from hpcjobs.scheduler.base import Estimate, JobRecord, Submitted, refuse_change
 from hpcjobs.scheduler.slurm.parse import (
     ACCOUNTED,
     QUEUED,
@@ -22,10 +24,8 @@ from hpcjobs.scheduler.slurm.parse import (
     parse_squeue,
     parse_submitted,
 )
-from hpcjobs.scheduler.slurm.portions import split_ids
 from hpcjobs.scheduler.slurm.refusals import hint_for
 from hpcjobs.scheduler.slurm.start_estimate import estimate_start
-from hpcjobs.scheduler.slurm.written import written_jobs
 from hpcjobs.user import user_name
 
 _PAUSES_S = (1.0, 2.0, 4.0)
@@ -308,3 +308,37 @@ def _maybe_taken(result: Result) -> bool:
 def _oldest_first(ids: Iterable[str]) -> list[Submitted]:
     """Each job once; tasks of an array are one job."""
     return [Submitted(job_id) for job_id in sorted({job_id.split("_")[0] for job_id in ids}, key=int)]
+
+
+_MOST_CHARS = 100_000
+
+
+def split_ids(job_ids: Iterable[str]) -> Iterator[list[str]]:
+    """``job_ids`` in their order, in portions whose ids, joined by commas, fit into one argument."""
+    portion: list[str] = []
+    length = 0
+    for job_id in job_ids:
+        for part in [job_id] if len(job_id) < _MOST_CHARS else task_ids(job_id):
+            if length + len(part) >= _MOST_CHARS:
+                yield portion
+                portion, length = [], 0
+            portion.append(part)
+            length += len(part) + 1
+    if portion:
+        yield portion
+
+
+def written_jobs(plan: Plan) -> list[Submitted]:
+    """The job of the plan's run folder, once its script, or one task of the array, has started.
+
+    Of a task that an older hpcjobs started, the file has the task's own id in Slurm's books, and not the array's.
+    """
+    pattern = f"*/{STATE}" if plan.job.resources.array else STATE
+    for path in plan.run_dir.glob(pattern):
+        try:
+            written = read_state_file(path)
+        except (OSError, ValueError):
+            continue  # no state file of a job: the scheduler is asked instead
+        if (job_id := written.array_job_id if plan.job.resources.array else written.job_id) is not None:
+            return [Submitted(job_id=job_id, cluster=written.cluster or None)]
+    return []

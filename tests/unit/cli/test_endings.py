@@ -8,7 +8,7 @@ from typing import Any
 
 from commandline import ok, within
 
-from hpcjobs.scheduler.exit_text import describe_signal
+from hpcjobs.scheduler.base import describe_signal
 
 ENDINGS: list[tuple[dict[str, Any], str, str]] = [
     ({"state": "FAILED", "exit_code": 0, "signal": 9}, f", {describe_signal(9)}", "SIGKILL"),

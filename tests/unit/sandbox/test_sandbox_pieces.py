@@ -17,8 +17,8 @@ from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.sandbox import packages
 from hpcjobs.sandbox.daemons import Daemon, alive, recorded_daemons, spawn, until
 from hpcjobs.sandbox.folder import Folder, check_usable, folder_at, lock
-from hpcjobs.sandbox.hosts_file import add_block, has_block, remove_block
 from hpcjobs.sandbox.models import Shape
+from hpcjobs.sandbox.network import add_block, has_block, remove_block
 from hpcjobs.sandbox.teardown import processes, take_down
 
 

@@ -18,8 +18,7 @@ from hpcjobs.scaling.auto_size import Goal, TrialBudget, find_size, parse_finish
 from hpcjobs.scaling.earlier_runs import EarlierRun, class_of
 from hpcjobs.scaling.size_answer import SizeAnswer, Value, describe_answer
 from hpcjobs.scaling.size_choice import SizeChoice, choose_by_efficiency, measure_sizes
-from hpcjobs.scheduler.base import State
-from hpcjobs.scheduler.outage import discard
+from hpcjobs.scheduler.base import State, discard
 
 Law = Callable[[Job], float]
 SITE = "{partitions: {main: {nodes: 16, node: {cpus: 8, mem: 8G}}}, launchers: [srun, mpirun], node_local: []}\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcjobs.scheduler.exit_text import describe_exit, signal_of
+from hpcjobs.scheduler.base import describe_exit, signal_of
 
 
 @pytest.mark.parametrize(
