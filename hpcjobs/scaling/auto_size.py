@@ -6,6 +6,7 @@ are earlier runs: a command that was interrupted, or is given again, goes on fro
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -309,7 +310,7 @@ class _Search:
             if step.n is None:
                 raise RequestError(step.reason, hint="a later --finish-by, or --min-efficiency instead of it")
             self.reasons += [step.reason] if step.reason else []
-            self._record(axis, by_n)
+            self._record(axis, by_n, (run for run in runs if run.is_trial))
             return axis.value(step.n)
 
     def _decide(
@@ -371,8 +372,9 @@ class _Search:
         part_s = self.goal.budget.allowed_s(like, like.nodes) / like.nodes / _FIRST_ROUNDS
         return max(60, int(min(part_s, like.time_limit_s or _LONGEST_S, _LONGEST_S)) // 60 * 60)
 
-    def _record(self, axis: _Axis, by_n: Mapping[int, list[EarlierRun]]) -> None:
-        self.used |= {run.job_id: run for runs in by_n.values() for run in runs}
+    def _record(self, axis: _Axis, by_n: Mapping[int, list[EarlierRun]], trials: Iterable[EarlierRun]) -> None:
+        """Keep what was measured, and trials without a figure, which had their cost too."""
+        self.used |= {run.job_id: run for run in (*trials, *itertools.chain(*by_n.values()))}
         for size in measure_sizes(by_n):
             efficiency = Interval(0.0) if axis.launchers else size.efficiency
             row = SizeRow(axis.name, str(axis.value(size.n)), size.runs, *size.throughput, *efficiency)
