@@ -1,4 +1,4 @@
 """Code that runs on the first node of a job with any Python from 3.6 on: it decides about further attempts.
 
-Standard library only, and nothing of the rest of hpcjobs: it is sent along as ``node.pyz`` in the run folder.
+Standard library and few shared modules of hpcjobs: the run folder contains it as ``node.pyz``.
 """

@@ -1,4 +1,4 @@
-"""``python3 node.pyz attempts ...`` runs a job; ``aftermath`` ends one whose own process was killed."""
+"""``python3 node.pyz attempts ...`` runs a job; ``aftermath`` concludes a job after its process was killed."""
 
 import sys
 

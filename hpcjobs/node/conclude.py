@@ -1,4 +1,4 @@
-"""Concludes an attempt: its cause, its line in the history, the state file, and what follows.
+"""Concludes an attempt: its cause, its line in the history, the state file, and the next start.
 
 A start of a job that has ended, which Slurm sometimes causes, only reports the job's exit code.
 """
@@ -44,7 +44,7 @@ class Options(NamedTuple):
     signal_before_s: Optional[int]
     """How long before the limit the user wants the signal; None: as the program measures."""
     tasks: int
-    """Tasks of the job's one step; 0: several steps, whose ends say nothing about the job."""
+    """Tasks of the job's only step; 0: several steps, and their ends are not the end of the job."""
     agents: bool
     """The tasks are elastic agents, which start ranks again."""
     may_shrink: bool
@@ -54,10 +54,10 @@ class Options(NamedTuple):
     held: bool
     """The user submitted the job held, and released it once."""
     notify: List[str]
-    """The command that reports the end, before STATE and EXIT_CODE; empty: nobody wants to know."""
+    """The command that reports the end, without its last arguments STATE and EXIT_CODE; empty: no report."""
     command: List[str]
     argv: List[str]
-    """The options as they were given."""
+    """The unparsed options."""
 
 
 def parse(argv: List[str]) -> Options:
@@ -113,7 +113,7 @@ class CurrentAttempt:
         self.log = JobLog()
         self._reported = ""  # a cancellation is written twice: ahead of SIGKILL, and at the end if that is reached
         self.is_over = False
-        """Whether its end is the job's end, of which the scheduler learns by the exit code alone."""
+        """Whether its end is the job's end: the scheduler knows only the exit code."""
 
     @property
     def is_superseded(self) -> bool:
@@ -145,7 +145,7 @@ class CurrentAttempt:
             self._notify(state, code)
 
     def write_earlier_end(self, code: int, ended: int) -> None:
-        """Write how an earlier start ended, with the times of this one, by which its record in the accounting is known.
+        """Write the end of an earlier start with the times of this one, which identify its record in the accounting.
 
         It is reported only where the earlier start was killed before it wrote its end.
         """
@@ -178,7 +178,7 @@ class CurrentAttempt:
         return decision
 
     def record_continuation(self, history: History) -> None:
-        """Record that this job continues another one, whose process may have been killed before it did."""
+        """Record that this job continues another one, if the process of that one was killed before it did."""
         last = history.attempts[-1] if history.attempts else None
         if last is None or last.job_id == self.scheduler.job_id:
             return
@@ -191,7 +191,7 @@ class CurrentAttempt:
             report(f"{error.filename} cannot be written: {error.strerror}")
 
     def conclude(self, end: decide.AttemptEnd, ended: int) -> int:
-        """Decide what follows ``end`` and bring it about; the exit code of the job."""
+        """Decide about another attempt after ``end`` and carry it out; return the job's exit code."""
         self.nodes = self.control.chosen_nodes or self.nodes
         cause = decide.find_cause(end)
         if cause is None:
@@ -210,7 +210,7 @@ class CurrentAttempt:
         return self.carry_out(attempt, ended)
 
     def carry_out(self, attempt: Attempt, ended: int) -> int:
-        """Bring about what was decided after ``attempt``; the exit code of the job."""
+        """Carry out the decision of ``attempt``; return the job's exit code."""
         decision = attempt.decision
         if decision == decide.COMPLETED:
             self.is_over = True
@@ -227,11 +227,11 @@ class CurrentAttempt:
         return code
 
     def find_recorded(self, running: Running) -> Optional[Attempt]:
-        """The line of ``running``, whose process was killed after it had written it; None: there is none."""
+        """The line of ``running``, if its process was killed after writing it; None: not written."""
         try:
             return find_recorded(read_history(self.options.run_dir), running.job_id, running.started)
         except OSError:
-            return None  # the decision about it meets the same error, and says so
+            return None  # the decision meets the same error, and reports it
 
     def _release(self, *, cancelled: bool) -> None:
         """Leave the attempt to the scheduler, which ends the job for good or starts it again."""
@@ -244,10 +244,10 @@ class CurrentAttempt:
             report(f"{self.control.path} cannot be written: {error.strerror}")
 
     def _suspect_silent_nodes(self) -> None:
-        """Suspect nodes on which Slurm could not launch the step: those that srun names, else those that are silent.
+        """Suspect nodes on which Slurm could not launch the step: named by srun, or silent.
 
-        A node is silent if no task began there although others began. Where no task began at all, the first node is
-        not the reason: it runs this process. Of several others it is not known which one it is.
+        A silent node started no task although other nodes did. If no task started at all, the first node is not the
+        reason, because it runs this process; among several other nodes the reason is unknown.
         """
         if self.options.tasks == 0 or self.options.agents:
             return
@@ -324,11 +324,11 @@ REQUEUE_AT_END_S = 15.0
 
 
 def code_of_finished(job: CurrentAttempt, history: History) -> Optional[int]:
-    """The exit code of a start that has nothing to do; None: it has.
+    """The exit code of a start of an ended job; None: the job has not ended.
 
     Slurm may start a job again that has ended: when slurmstepd was killed, or when it was preempted with grace
     before and requeued itself, for Slurm 24.11 then requeues it once more as it ends. And a job that was submitted
-    twice to continue another one, because the answer of sbatch was lost, must not run beside the one that does.
+    twice to continue another one, because the answer of sbatch was lost, must not run twice.
     """
     other = job.control.continued
     if other not in ("", job.scheduler.job_id) and all(attempt.job_id != other for attempt in history.attempts):
@@ -349,7 +349,7 @@ def code_of_finished(job: CurrentAttempt, history: History) -> Optional[int]:
         elif last.decision.startswith("ended") and requeued_by_slurm(job, history):
             code = last.exit_code or REQUEUE_CODE
     if code is not None:
-        if last is None or not last.decision.startswith(RESUBMITTED):  # else the folder is another job's now
+        if last is None or not last.decision.startswith(RESUBMITTED):  # a resubmitted job owns the folder now
             job.write_earlier_end(code, int(time.time()))
         report(f"this job has ended: nothing is left to do ({last.decision if last else code})")
     return code
@@ -369,7 +369,7 @@ def requeued_by_slurm(job: CurrentAttempt, history: History) -> bool:
 
 
 def leave_orphaned(job: CurrentAttempt, code: int) -> None:
-    """Requeue a job whose slurmstepd died: one more short start reports its end to Slurm."""
+    """Requeue a job after its slurmstepd died: one more short start reports the end to Slurm."""
     report(f"slurmstepd of this job died: one more start reports exit code {code} to Slurm")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     job.control.write_finished(job.scheduler.job_id, code)

@@ -8,7 +8,7 @@ from hpcjobs.record.control import REQUEUE_CODE
 COMPLETED, TIMEOUT, PREEMPT, NODE, ERROR = "completed", "timeout", "preempt", "node", "error"
 """Causes of an end."""
 RUNNING, CANCELLED, REQUEUED = "running", "cancelled", "requeued"
-"""What the scheduler may say of a job beside a cause: it is not ending it, it ends it for good, it starts it again."""
+"""Further answers of the scheduler: the job is not ending, ends for good, or starts again."""
 CONTINUES = "requeued"
 """The decision that another attempt follows."""
 NODE_CODES = (11, 18, 19, 22, 134, 137)
@@ -21,7 +21,7 @@ CONFIGURATION_CODE = 23
 SIGNAL_CODES = (138, 143)
 """SIGUSR1 and SIGTERM: signalled, and the program does not listen."""
 PATIENCE = 3
-"""So many attempts in a row that save nothing more end the job."""
+"""Attempts in a row without progress that end the job."""
 PATIENCE_AT_LIMIT = 1
 """A complete time limit without anything saved would only be repeated."""
 
@@ -35,7 +35,7 @@ class AttemptEnd(NamedTuple):
     completed: bool = False
     """Rank 0 ended with code 0."""
     signalled: Optional[str] = None
-    """``timeout`` or ``preempt``: the cause for which this process signalled the program."""
+    """``timeout`` or ``preempt``: the cause of this process's own signal to the program."""
     terminated: bool = False
     """SIGTERM came: the scheduler takes the job away."""
     past_limit: bool = False
@@ -44,18 +44,21 @@ class AttemptEnd(NamedTuple):
     gpu_fault: bool = False
     """The log names a GPU with a hardware fault."""
     wrong_configuration: Optional[str] = None
-    """What is wrong with GPUs, network interface or versions, by the last lines of the rank that failed first."""
+    """The error of GPUs, network interface or versions in the last lines of the rank that failed first."""
 
 
 def find_cause(end: AttemptEnd) -> Optional[str]:
-    """The cause of an end; None: the scheduler takes the job away, and what follows is its decision."""
+    """The cause of an end; None: the scheduler takes the job away, and decides about another start."""
+    # Completion counts even if the job was cancelled or requeued at the same moment: no work is left.
     if end.exit_code == 0 and end.completed and not end.asks_to_continue:
         return COMPLETED
+    # A user cancelled or requeued the job: another requeue would undo that.
     if end.scheduler_cause in (CANCELLED, REQUEUED):
         return None
     asks_to_continue = end.asks_to_continue or end.exit_code == REQUEUE_CODE
     late = end.past_limit or end.scheduler_cause == TIMEOUT
     if asks_to_continue:
+        # The program saved because it was signalled. The own signal is certain; the scheduler's cause may come late.
         if end.signalled == TIMEOUT or late:
             return TIMEOUT
         if end.scheduler_cause in (PREEMPT, NODE):
@@ -65,6 +68,7 @@ def find_cause(end: AttemptEnd) -> Optional[str]:
         if late:
             return TIMEOUT
         return end.scheduler_cause if end.scheduler_cause in (PREEMPT, NODE) else None
+    # A rank that SIGKILL ended may also be out of memory, but only another node can show that: the budget is bounded.
     if end.exit_code in NODE_CODES:
         return NODE
     if end.exit_code in SIGNAL_CODES:
@@ -97,6 +101,7 @@ def decide(
         )
     if cause == ERROR and wrong_configuration is not None:
         return f"ended: the configuration cannot work, and another attempt would meet the same: {wrong_configuration}"
+    # A budget per cause: preemptions are frequent and harmless, errors repeat.
     spent = sum(attempt.cause == cause for attempt in history.attempts) + unrecorded
     if spent >= budgets[cause]:
         return f"ended: the budget {cause}={budgets[cause]} is spent"
@@ -106,7 +111,7 @@ def decide(
 
 
 def _idle(attempts: List[Attempt], saved: int) -> int:
-    """How many attempts in a row, this one included, saved nothing beyond those before."""
+    """Number of latest attempts, including this one, without progress."""
     best = idle = 0
     for each in [*(attempt.saved for attempt in attempts), saved]:
         idle = 0 if each > best else idle + 1

@@ -1,4 +1,4 @@
-"""What an attempt asks of its scheduler: the time left, the cause of an end, another start."""
+"""Interface of a scheduler on the node: the time left, the cause of an end, another start."""
 
 import math
 import os
@@ -13,10 +13,10 @@ from hpcjobs.processes.start import Result
 
 
 class Limit(NamedTuple):
-    """What the scheduler says of a job's time limit."""
+    """A job's time limit, from the scheduler."""
 
     left_s: float
-    """Until the limit, when it was read; infinity: there is none."""
+    """Seconds until the limit when it was read; infinity: no limit."""
     total_s: float
 
 
@@ -41,7 +41,7 @@ class Clock:
 def signal_time_s(*, fixed_s: Optional[int], measured_s: int, total_s: float, warning_s: int) -> float:
     """How long before the limit the program gets its signal.
 
-    As the user wants it, else as the program measured it, else a quarter of the limit, at most ``warning_s``.
+    The user's value, or the program's measurement, or a quarter of the limit, at most ``warning_s``.
     """
     if fixed_s is not None:
         return fixed_s
@@ -66,7 +66,7 @@ def run(argv: List[str], env: Dict[str, str]) -> Result:
 
 
 def outside_job(environ: Dict[str, str]) -> Dict[str, str]:
-    """``environ`` without what Slurm set for this job, and without a user's defaults for Slurm's commands."""
+    """``environ`` without Slurm's variables of this job and a user's defaults for Slurm's commands."""
     ours = ("SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SRUN_", "SCONTROL_", "HPCJOBS_")
     exceptions = ("SLURM_CONF", "SLURM_CLUSTERS")
     return {name: value for name, value in environ.items() if name in exceptions or not name.startswith(ours)}
@@ -81,12 +81,12 @@ RESUBMITTED = "resubmitted as"
 
 
 class RestartOutcome(NamedTuple):
-    """What became of a request for another attempt."""
+    """Result of a request for another attempt."""
 
     decision: str
     """``requeued``, ``resubmitted as ID``, or ``ended:`` and the reason."""
     job_id: Optional[str] = None
-    """Of the job that continues this one."""
+    """Id of the job that continues this one."""
 
 
 class NodeSideScheduler(ABC):
@@ -95,13 +95,13 @@ class NodeSideScheduler(ABC):
     job_id = ""
     """As the scheduler's commands want it; a task of an array by its array and index."""
     array_job_id = None  # type: Optional[str]
-    """Of a task of an array of Slurm, whose raw id does not tell it."""
+    """Id of the array, for an array task of Slurm: its raw id does not contain it."""
     restarts = 0
     """How often the scheduler has started this job again."""
 
     @abstractmethod
     def read_limit(self) -> Optional[Limit]:
-        """The time limit as it is now; None: it is not known, or has not changed."""
+        """The current time limit; None: unknown or unchanged."""
 
     @abstractmethod
     def read_cause(self) -> Optional[str]:
@@ -117,7 +117,7 @@ class NodeSideScheduler(ABC):
 
     @abstractmethod
     def read_earlier_cause(self, job_id: str) -> str:
-        """The cause that ended ``job_id``, of which nothing was recorded."""
+        """The cause that ended ``job_id`` if its end was not recorded."""
 
     def node_names(self, nodes: str) -> List[str]:
         """The names in a list of nodes; none where this scheduler has one machine."""
@@ -125,7 +125,7 @@ class NodeSideScheduler(ABC):
 
     @abstractmethod
     def start_again(self, suspects: List[str]) -> RestartOutcome:
-        """Another attempt after this one, if possible without ``suspects``, of which the newest matter most."""
+        """Start another attempt, if possible without ``suspects``; the newest suspects matter most."""
 
     @abstractmethod
     def hold(self) -> str:

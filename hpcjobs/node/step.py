@@ -1,4 +1,4 @@
-"""What the tasks of a job's step tell: their ends, their processes, and the job's log."""
+"""Evidence about a job's step: ends and processes of its tasks, and the job's log."""
 
 import os
 import re
@@ -58,7 +58,7 @@ class StepWatch:
 
 
 def code_of(ends: Dict[int, int]) -> int:
-    """One exit code for all tasks: the first that is a failure, else 0."""
+    """One exit code for all tasks: the first failure, or 0."""
     return next((code for _, code in sorted(ends.items()) if code not in (0, REQUEUE_CODE)), 0)
 
 
@@ -86,10 +86,9 @@ def end_launcher(pid: int, number: int = signal.SIGTERM) -> None:
 _LAUNCH_FAILED = re.compile(rb"^srun: error: Task launch for \S+ failed on node ([\w.-]+):", re.MULTILINE)
 _GPU_FAULTS = [re.compile(kind.pattern.encode("ascii")) for kind in gpu_errors.KINDS if kind.effect == gpu_errors.FAULT]
 _MOST_BYTES = 1 << 20
-"""Of the end of a log: the failure to launch a step is among the last that is written."""
+"""Bytes at the end of a log that are read: a failed launch is among the last lines."""
 _ERROR_LINES = 200
-"""Of the rank that failed first: a traceback with the C++ stack below it. An error further up is one that the program
-coped with."""
+"""Lines of the rank that failed first: a traceback with its C++ stack. The program handled errors further up."""
 _WARNING = re.compile(r"(?i)warning: ?")
 """torch warns of a driver that is too old, and trains on the CPU."""
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
@@ -107,7 +106,7 @@ class JobLog:
         self._begin = _size()
 
     def failed_launches(self) -> List[str]:
-        """Nodes on which srun could not start its tasks; none where the log is no file or cannot be read."""
+        """Nodes where srun could not start its tasks; empty if the log cannot be read."""
         names = _LAUNCH_FAILED.findall(self._read_end())
         return list(dict.fromkeys(name.decode("ascii") for name in names))
 
@@ -117,7 +116,7 @@ class JobLog:
         return any(fault.search(text) for fault in _GPU_FAULTS)
 
     def find_configuration_error(self, rank: Optional[int]) -> Optional[gpu_errors.GpuError]:
-        """The error by which ``rank`` ended, if it is one that another attempt would meet too.
+        """The error that ended ``rank``, if another attempt would meet it too.
 
         Where no line is marked as this rank's, the last lines of all count; None also where the log cannot be read.
         """
@@ -128,7 +127,7 @@ class JobLog:
         return kind if kind is not None and kind.effect == gpu_errors.CONFIGURATION else None
 
     def _read_end(self) -> bytes:
-        """The end of what this attempt wrote; empty where the log is no file or cannot be read."""
+        """The end of this attempt's log; empty if it cannot be read."""
         first = max(self._begin, _size() - _MOST_BYTES)
         try:
             with open(_OWN, "rb") as file:
@@ -139,12 +138,12 @@ class JobLog:
 
 
 def _since_error(lines: List[str]) -> List[str]:
-    """From the traceback on that ended the program, so that one is left out that it coped with; else all lines."""
+    """Lines from the traceback that ended the program, without handled ones before it, or all lines."""
     end = len(lines)
     for first in reversed(range(len(lines))):
         if not _TRACEBACK.search(lines[first]):
             continue
-        # The line that announces a traceback stands before it, in a chain with an empty one between.
+        # The line that announces a traceback comes before it; in a chain, after an empty line.
         if not _FOLLOWS.search("\n".join(lines[max(0, first - 2) : end])):
             return lines[first:]
         end = first
@@ -152,7 +151,7 @@ def _since_error(lines: List[str]) -> List[str]:
 
 
 def _size() -> int:
-    """0 where standard error is no file."""
+    """0 if standard error is not a file."""
     try:
         status = os.stat(_OWN)
     except OSError:

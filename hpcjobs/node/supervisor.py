@@ -97,7 +97,7 @@ class Supervisor:
             self.terminated = True
             terminated_at = time.monotonic()
             self.script.send_signal(signal.SIGTERM)
-            self.cause_at_term = self.job.scheduler.read_cause()  # later the job is no longer in the queue
+            self.cause_at_term = self.job.scheduler.read_cause()  # later the job has left the queue
             if self.cause_at_term == decide.CANCELLED:
                 kill_wait_s = self.job.scheduler.read_kill_wait_s()
                 self._record_cancelled_at = terminated_at + max(kill_wait_s - BEFORE_KILL_S, kill_wait_s / 2)
@@ -117,7 +117,7 @@ class Supervisor:
             self._signal_step(decide.TIMEOUT)
         elif left > self.job.options.warning_s + WARNING_MARGIN_S:
             self._signal_step(decide.PREEMPT)
-        # else it is about the limit, and this process's own clock gives the signal in time
+        # Otherwise the limit is near, and this process's own clock signals in time.
 
     def _check_time(self) -> None:
         if self.signalled is not None or self.terminated:
@@ -196,13 +196,13 @@ class Supervisor:
         )
 
     def _exit_code(self) -> int:
-        """The exit code of the tasks where they wrote it, else the exit code of the script.
+        """The exit code of the tasks if they wrote it, otherwise of the script.
 
         A code that the script has from elsewhere than its step, from its last lines say, remains.
         """
         control, tasks = self.job.control, self.job.options.tasks
         returned, ends, failure = self.script.returncode, control.ends(), control.first_failure
-        code = returned if returned >= 0 else 128 - returned  # after a signal, as a shell says it
+        code = returned if returned >= 0 else 128 - returned  # after a signal, as a shell does
         from_step = returned < 0 or self.step_ended_by_us is not None or code == control.step_code
         if not from_step:
             return code
@@ -216,7 +216,7 @@ class Supervisor:
 
 
 def supervise(options: Options) -> int:
-    """Run ``options.command`` as one attempt of this job, and decide what follows; the job's exit code."""
+    """Run ``options.command`` as one attempt of this job and decide about another one; return the job's exit code."""
     environ = dict(os.environ)
     signals = SignalPipe(*HANDLED)
     scheduler, kind = connect(options, environ), KINDS[options.scheduler]
@@ -249,7 +249,7 @@ def supervise(options: Options) -> int:
         return 1
     job.write_state("RUNNING")
     parent = os.getppid()
-    adopt_orphans()  # ranks whose launcher was killed stay within reach of signals
+    adopt_orphans()  # signals reach ranks also after their launcher was killed
     clock = Clock(time.monotonic, scheduler.read_limit())
     publish_deadline(job, clock)
     script = start(options.command, env=script_environ(job, environ, clock), stdin=None)
@@ -258,7 +258,7 @@ def supervise(options: Options) -> int:
         report("a later attempt of this job has begun: this one ends without a record")
         return end.exit_code or CANCELLED_CODE
     code = job.conclude(end, int(time.time()))
-    # Another parent: slurmstepd was killed, and nobody is left to report the exit code to Slurm.
+    # Another parent: slurmstepd was killed, and cannot report the exit code to Slurm.
     if kind.has_nodes and job.is_over and os.getppid() != parent:
         leave_orphaned(job, code)
     return code
@@ -296,7 +296,7 @@ def publish_deadline(job: CurrentAttempt, clock: Clock) -> None:
 
 
 def script_environ(job: CurrentAttempt, environ: Dict[str, str], clock: Clock) -> Dict[str, str]:
-    """What the script and its program learn from this process."""
+    """The environment of the script and its program."""
     added = {"HPCJOBS_CONTROL_DIR": job.control.path, "HPCJOBS_ATTEMPTS_PID": str(os.getpid())}
     if clock.left_s < math.inf:
         added["HPCJOBS_DEADLINE"] = f"{time.time() + clock.left_s:.0f}"

@@ -38,7 +38,7 @@ SUMS, ABOUT = "SHA256SUMS", "ARCHIVE.json"
 
 
 class Archive(NamedTuple):
-    """What was written."""
+    """The archive that was written."""
 
     path: Path
     files: int
@@ -47,7 +47,7 @@ class Archive(NamedTuple):
 
 
 class _Summed(io.RawIOBase):
-    """A file whose checksum is computed while it is read."""
+    """A file that sums its content while it is read."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self.sum = file, hashlib.sha256()
@@ -69,7 +69,7 @@ def archive(entry: Entry, path: Path | None = None, *, connect: Connect = connec
     run_dir = Path(entry.run_dir)
     if not os.path.isdir(run_dir):
         raise RequestError(f"job {entry.job_id} has no run folder any more: {run_dir}")
-    entry = replace(entry, task=None)  # the folder is that of all tasks
+    entry = replace(entry, task=None)  # all tasks share the folder
     (known,) = statuses([entry], connect=connect)
     if any(not record.state.ended for record in known.records):
         states = ", ".join(dict.fromkeys(record.state.value for record in known.records))
@@ -111,7 +111,7 @@ def _write(file: IO[bytes], run_dir: Path, about: bytes, mode: str) -> int:
             if not stat.S_ISREG(path.lstat().st_mode):
                 tar.addfile(member)
                 continue
-            member.type, member.linkname = tarfile.REGTYPE, ""  # a second name of a file is a file of its own
+            member.type, member.linkname = tarfile.REGTYPE, ""  # hard links become files
             with path.open("rb") as content:
                 member.size = os.fstat(content.fileno()).st_size
                 summed = _Summed(content)
@@ -143,7 +143,7 @@ def _add_text(tar: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 class Old(NamedTuple):
-    """A job whose records can be removed."""
+    """An ended job with removable records."""
 
     entry: Entry
     states: tuple[State, ...]
@@ -155,11 +155,11 @@ class Old(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What can be removed, and how many jobs of that age cannot."""
+    """Removable jobs, and the number of other jobs of that age."""
 
     old: list[Old]
     left: int
-    """Jobs that wait, run, whose end is not known, or whose folder a job uses."""
+    """Jobs that wait or run, have an unknown end, or a folder that another job uses."""
 
 
 def select_old(
@@ -184,7 +184,7 @@ def select_old(
     for entry, records in known:
         is_over = _is_over(entry, records)
         if not os.path.lexists(entry.run_dir):
-            # It may run without its folder, or lie on a file system that is not mounted here and now.
+            # The job may run without its folder, or the file system is not mounted here.
             if not is_over or not os.path.isdir(os.path.dirname(entry.run_dir)):
                 left += 1
             elif not states and not min_size:
@@ -223,9 +223,9 @@ def _folders_in_use(entries: Iterable[Entry], connect: Connect) -> list[Path]:
 
 
 def _is_run_folder(entry: Entry) -> bool:
-    """Whether the folder says itself that it is this job's: nothing else is ever removed."""
+    """Whether the folder's own record names this job: only such folders are removed."""
     own = read_json(Path(entry.run_dir) / SUBMITTED, Entry)
-    of_sweep = Path(entry.run_dir).parent.parent / "sweep.json"  # whose results need it
+    of_sweep = Path(entry.run_dir).parent.parent / "sweep.json"  # its results need the folder
     is_its_own = own is not None and own.job_id == entry.job_id and not os.path.islink(entry.run_dir)
     return is_its_own and not of_sweep.exists()
 
@@ -238,7 +238,7 @@ def _sizes(folder: str) -> Iterator[int]:
 
 
 def remove(jobs: Iterable[Old]) -> list[Old]:
-    """Remove run folders and entries, and return what is removed. What cannot be is a warning, and stays listed.
+    """Remove run folders and entries; return the removed ones. Others stay listed, with a warning.
 
     With jobs of this machine go the files of its queue.
     """
@@ -250,7 +250,7 @@ def remove(jobs: Iterable[Old]) -> list[Old]:
 
 
 def _remove_folder(run_dir: str) -> bool:
-    """Renamed first: what cannot be removed stays as it was, and what is removed is never seen half empty."""
+    """Remove a folder, renamed first: nobody sees it half empty, and a failed rename leaves it unchanged."""
     if not os.path.lexists(run_dir):
         return True
     parent, name = os.path.split(run_dir)

@@ -28,7 +28,7 @@ from hpcjobs.units import requested_time, slurm_time, time_limit_s
 
 
 class Cancelled(NamedTuple):
-    """What became of the jobs that were to be cancelled: each is in one of the three."""
+    """Result of a cancellation: each job is in one of the three."""
 
     cancelled: list[str]
     """Scheduler's ids of jobs that were alive."""
@@ -39,7 +39,7 @@ class Cancelled(NamedTuple):
 
 
 def cancel(entries: Iterable[Entry], *, only: Collection[State] = (), connect: Connect = connect) -> Cancelled:
-    """End those of ``entries`` that have not ended; one queue query and one cancelling command per scheduler.
+    """End the jobs that have not ended; one queue query and one cancelling command per scheduler.
 
     ``only``: those in one of these states, task by task of an array; none: whatever their state.
 
@@ -107,8 +107,8 @@ FURTHER = (
     ),
     *("ResetAccrueTime", "Switches", "ThreadSpec"),
 )
-"""Further names of scontrol that are passed on. Not among them are those that name other jobs (JobId), and the job's
-name, by which its record in the accounting is recognised."""
+"""Further names of scontrol that are passed on. Excluded: names of other jobs (JobId), and the job's name, which
+identifies its record in the accounting."""
 
 
 def control(verb: Verb, entries: Iterable[Entry], *, connect: Connect = connect) -> list[str]:
@@ -130,10 +130,10 @@ def control(verb: Verb, entries: Iterable[Entry], *, connect: Connect = connect)
 def update(entry: Entry, settings: Sequence[str], *, connect: Connect = connect) -> list[str]:
     """Change ``name=value`` settings of a job; scontrol's words for them.
 
-    A name is that of the job's option (``time``), or scontrol's own or its beginning (``TimeLimit``, ``timel``).
+    Names are the job's options (``time``), or scontrol's names or their beginnings (``TimeLimit``, ``timel``).
 
     Raises:
-        RequestError: no setting that Slurm can change, not its value, or a policy of the centre refuses it; else as
+        RequestError: Slurm cannot change this setting, its value is wrong, or a policy refuses it. Otherwise as
             `control`.
     """
     arguments = [_setting(setting) for setting in settings]
@@ -150,8 +150,7 @@ def signal(
     """Send a signal to the tasks of running jobs, and to a batch script itself; the ids that Slurm was given.
 
     Args:
-        only: the states of the jobs and tasks that get it, the others are left out; empty: all, of which none may have
-            ended.
+        only: the states of jobs and tasks that get it; empty: all of them, and an ended one is an error.
 
     Raises:
         As `control`.
@@ -169,7 +168,7 @@ def signal(
 def _by_cluster(
     entries: Iterable[Entry], verb: str, connect: Connect, *, only: Collection[State] = ()
 ) -> Iterable[tuple[Scheduler, list[Known]]]:
-    """The jobs of each cluster, all of which the cluster knows: an id alone may be another job's by now."""
+    """Group jobs by cluster, after asking each cluster for them: the id may belong to another job by now."""
     named = sorted(entries, key=_where)
     require_reachable(named)
     known = statuses(named, connect=connect)
@@ -221,7 +220,7 @@ def _find_key(name: str, text: str) -> str:
 
 
 def _time(field: str, value: str) -> str:
-    """``2h`` as Slurm spells it; ``+30m`` and ``-30m`` change the limit by so much."""
+    """Convert ``2h`` to Slurm's spelling; ``+30m`` and ``-30m`` change the limit by 30 minutes."""
     sign, rest = (value[0], value[1:]) if value[:1] in ("+", "-") else ("", value)
     try:
         return sign + requested_time(rest)
@@ -239,7 +238,7 @@ def check_settings(settings: Sequence[str], entry: Entry, limit_s: float | None)
         RequestError: a policy refuses the change, or the job's manifest, which is needed for that, cannot be read.
     """
     policies = policies_of_job(entry.site, filter(None, (entry.cluster, own_cluster("slurm", entry.slurm_conf))))
-    if not policies or entry.is_foreign:  # what a job without a manifest asked for was never ours to check
+    if not policies or entry.is_foreign:  # without a manifest, the request was never checked
         return
     job = changed = read_manifest(Path(entry.run_dir)).job
     for setting in settings:
@@ -269,7 +268,7 @@ def _change(job: Job, field: str, value: str) -> Job:
 
 
 def _new_limit(value: str, now_s: float | None) -> str:
-    """The time limit that ``value`` leads to, in Slurm's spelling; ``+`` and ``-`` change the one that the job has."""
+    """The new time limit in Slurm's spelling; ``+`` and ``-`` change the current one."""
     sign, rest = (value[0], value[1:]) if value[:1] in ("+", "-") else ("", value)
     try:
         limit = requested_time(rest)

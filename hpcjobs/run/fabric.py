@@ -1,4 +1,4 @@
-"""Plans a check of nodes as a job, and reads what it leaves."""
+"""Plans a check of nodes as a job, and reads its report."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LOOK_S, _ASK_S = 0.5, 15.0
 
 
 class NodeReport(Frozen, frozen=True):
-    """One node: verdict, reasons, and what was measured (None: it was not). Rates are per second, times seconds."""
+    """One node: verdict, reasons and measurements (None: not measured). Rates are per second, times seconds."""
 
     host: str
     verdict: str
@@ -58,7 +58,7 @@ class GpuReport(Frozen, frozen=True):
     flops: float
     memory_bytes_per_s: float
     wrong: str | None
-    """What came out wrong."""
+    """The wrong result, if there was one."""
     peers: dict[str, float]
 
 
@@ -104,7 +104,7 @@ def silent_first_node(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> str | None:
-    """Wait until the job's script has begun (None), or until its own node must be given up: that node.
+    """Wait until the job's script starts (None), or its node does not respond: that node.
 
     All other nodes are looked at from the first one. Slurm calls a job running whose script a node that is cut off
     never got, and starts it again and again.
@@ -136,7 +136,7 @@ def give_up(entry: Entry, node: str) -> None:
 
 
 def read_report(run_dir: Path) -> FabricReport:
-    """What the check of this run folder found.
+    """Read the report of the check in this run folder.
 
     Raises:
         HpcJobsError: it did not come to its end.

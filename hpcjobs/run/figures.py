@@ -15,10 +15,10 @@ from hpcjobs.run.job_files import read_json
 
 
 class Rate(NamedTuple):
-    """A figure of which more is better; of a time (``better: less``) its inverse."""
+    """A figure where more is better; a time (``better: less``) is inverted."""
 
     name: str
-    """Of the figure; ``throughput`` where the program wrote it."""
+    """Name of the figure; ``throughput`` if the program wrote it."""
     value: float
     """Above 0."""
     unit: str
@@ -34,7 +34,7 @@ def read_figures(run_dir: Path) -> dict[str, FigureResult]:
 
 
 def read_rate(run_dir: Path) -> Rate | None:
-    """The figure of a run that has ended: the first of its log, else the throughput that the program wrote.
+    """The figure of an ended run: the first one of its log, otherwise the throughput that the program wrote.
 
     ``run_dir``: the folder that the run writes to, of an array task the task's, of a cell the cell's. None: it left
     no figure.

@@ -2,14 +2,14 @@
 
     NAME-DATE-TIME-RANDOM/
       job.sh            the script that was sent
-      shell/            what job.sh uses on the node, in bash
+      shell/            bash files that job.sh uses on the node
       batch_script      the user's own, which job.sh runs, where the job is one
-      node.pyz          what decides about further attempts on the node, with --retries
-      figures.pyz       what reads figures of merit from the log, where the job has some; figures.log
-      monitor.pyz       what samples the nodes, with --monitor or hpcjobs monitor; monitor.log
+      node.pyz          decides about further attempts on the node, with --retries
+      figures.pyz       reads figures of merit from the log, if the job has figures; figures.log
+      monitor.pyz       samples the nodes, with --monitor or hpcjobs monitor; monitor.log
       attempts.jsonl, control/   how its attempts ended; where program and node.pyz meet
       manifest.json     every resolved value with its source; versions; git commit
-      code.patch        what differed from that commit
+      code.patch        differences from that commit
       code/             the code itself, with --snapshot
       submitted.json    job id and cluster, once the scheduler took it
       logs/             NAME_ID.out
@@ -50,7 +50,7 @@ BATCH_SCRIPT = "batch_script"
 
 
 def create(plan: Plan, code: CodeState | None) -> None:
-    """Make the plan's run folder, whole or not at all; ``code`` is what `code_state` says of the folder it runs in.
+    """Make the plan's run folder completely or not at all; ``code``: `code_state` of the folder it runs in.
 
     Raises:
         RequestError: the place cannot be written, or the code is too large for a snapshot.
@@ -79,12 +79,12 @@ def create(plan: Plan, code: CodeState | None) -> None:
 
 
 def remove(plan: Plan) -> None:
-    """Take back a run folder whose job was never accepted."""
+    """Remove the run folder of a job that was not accepted."""
     shutil.rmtree(plan.run_dir)
 
 
 def log_path(run_dir: Path, name: str, job_id: str) -> Path:
-    """Where the output of ``job_id`` goes, for a job and for a task of an array alike."""
+    """Log file of a job or array task."""
     return run_dir / "logs" / f"{file_name(name)}_{job_id}.out"
 
 
@@ -153,23 +153,23 @@ def ask_git(folder: Path, *arguments: str, runner: Runner = run) -> Result:
     """Run ``git ARGUMENTS`` in ``folder`` without its monitors and hooks, and without writing to the repository.
 
     Raises:
-        CommandMissingError: there is no git.
+        CommandMissingError: git is not installed.
     """
     return runner([*_command(folder, _SETTINGS), *arguments])
 
 
 def read_status(folder: Path, *, runner: Runner = run) -> Result:
-    """``git status`` for programs; what changed within submodules is left out, whose own configuration git would use.
+    """``git status`` for programs, without changes within submodules: git would use their configuration.
 
     Raises:
-        CommandMissingError: there is no git. RequestError: a filter of the repository cannot be switched off.
+        CommandMissingError: git is not installed. RequestError: a filter of the repository cannot be switched off.
     """
     settings = (*_SETTINGS, *_filters_off(folder, runner))
     return runner([*_command(folder, settings), "status", "--porcelain=v2", "--branch", "-z", _SUBMODULES])
 
 
 def read_difference(folder: Path, *, runner: Runner = run) -> str:
-    """What differs from the commit, as `git apply` takes it: every byte, carriage returns too."""
+    """Differences from the commit for `git apply`: every byte, carriage returns too."""
     with TemporaryDirectory() as place:
         patch = Path(place, "patch")
         options = ("--no-ext-diff", "--no-textconv", "--no-color", "--binary", "--submodule=short", _SUBMODULES)
@@ -211,7 +211,7 @@ class CodeState(NamedTuple):
     patch: str
     """``git diff HEAD --binary``; empty when clean or over 20 MiB."""
     missing: str | None = None
-    """What `patch` lacks of the changes, and why."""
+    """Changes that `patch` does not contain, and why."""
 
 
 def code_state(folder: Path, *, runner: Runner = run) -> CodeState | None:
@@ -262,7 +262,7 @@ _NOT_CODE = frozenset(
 
 
 def copy_code(source: Path, target: Path, *, leave_out: Path) -> None:
-    """Copy ``source`` to ``target``: what git tracks or would track, or all but the usual caches outside git.
+    """Copy ``source`` to ``target``: files that git tracks or would track; outside git all but the usual caches.
 
     Raises:
         RequestError: over 512 MiB; data does not belong in a snapshot.
@@ -300,8 +300,10 @@ def _is_snapshot(source: Path) -> bool:
 
 
 def code_files(source: Path) -> list[Path]:
-    """Files below ``source``, relative to it: what git tracks or would track, in submodules and nested repositories
-    too; outside git all but the usual caches, and folders that ignore themselves, as run folders do."""
+    """List files that git tracks or would track below ``source``, in submodules and nested repositories too.
+
+    Outside git: all files except the usual caches and folders that ignore themselves, such as run folders.
+    """
     try:
         listed = ask_git(source, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     except CommandMissingError:
@@ -327,5 +329,5 @@ def _walk(source: Path) -> Iterator[Path]:
 def _ignores_itself(folder: Path) -> bool:
     try:
         return (folder / ".gitignore").read_text(encoding="utf-8").strip() == "*"
-    except (OSError, ValueError):  # there is none, or none of ours
+    except (OSError, ValueError):  # no such file, or not readable
         return False

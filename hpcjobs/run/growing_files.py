@@ -28,12 +28,12 @@ class Tail:
     def __init__(self, path: Path, *, start: int = 0) -> None:
         self._path, self._read_bytes = path, start
         self._seen_bytes = start
-        """The file's size at the last look: what stands behind the last line's end was read then."""
+        """The file's size at the last look, when the incomplete last line was read."""
         self._is_within_line = False
-        """A piece of a line has been given out, and its end has not come."""
+        """Whether a piece of an incomplete line was returned."""
 
     def news(self, *, last: bool) -> Iterator[str]:
-        """The lines that have come, read block by block; with ``last``, what stands behind them too.
+        """New lines, read block by block; with ``last``, an incomplete last line too.
 
         Pieces of a line that is too long to hold have no newline at their end, except the last one.
         """
@@ -41,11 +41,11 @@ class Tail:
             size = self._path.stat().st_size
         except (FileNotFoundError, NotADirectoryError):
             return
-        if size < self._read_bytes:  # begun anew
+        if size < self._read_bytes:  # the file was replaced
             self._read_bytes, self._is_within_line = 0, False
         if size == self._seen_bytes and not last:
             return
-        begun: list[bytes] = []  # pieces of a line whose end is not read yet
+        begun: list[bytes] = []  # pieces of an incomplete line
         if size > self._read_bytes:
             with open_regular(self._path) as file:
                 file.seek(self._read_bytes)
@@ -125,7 +125,7 @@ def _lines_from_end(path: Path) -> Iterator[tuple[int, bytes]]:
         position = file.seek(0, os.SEEK_END)
         if not position:
             return
-        rest: list[bytes] = []  # pieces of a line whose begin is not read yet, the last piece first
+        rest: list[bytes] = []  # pieces of an incomplete line, the last piece first
         ends_line = True
         while position:
             size = min(_BLOCK, position)
@@ -155,7 +155,7 @@ def first_line(path: Path) -> bytes:
     try:
         with open_regular(path) as file:
             return file.readline(_END_BYTES)
-    except OSError:  # removed meanwhile: as if it had not begun
+    except OSError:  # removed in the meantime
         return b""
 
 

@@ -37,7 +37,7 @@ class Description(NamedTuple):
     """Resource -> value, and where it was read."""
     code: str | None
     results: dict[str, str | int | float]
-    """summary.json, nested keys joined by dots; configuration, lists and what was not measured left out."""
+    """summary.json without configuration, lists and nulls; nested keys are joined by dots."""
     step: StepProgress | None
     """The newest line of metrics.jsonl, while the job runs."""
     monitor: list[NodeSample]
@@ -45,7 +45,7 @@ class Description(NamedTuple):
 
 
 def describe(entry: Entry) -> Description:
-    """What the run folder and the scheduler know about ``entry``; a removed folder leaves blanks."""
+    """Describe a job by its run folder and its scheduler; a removed folder leaves blanks."""
     first_id = own_ids(entry)[0]
     run_dir = Path(entry.run_dir)
     manifest = read_usable(run_dir / MANIFEST, lambda: read_manifest(run_dir)) or Manifest(job={})
@@ -76,7 +76,7 @@ def _settings(job: RequestedJob) -> dict[str, tuple[str, str]]:
 
 
 def _scheduled_settings(record: JobRecord) -> dict[str, tuple[str, str]]:
-    """What the scheduler says of a job that was submitted by other means."""
+    """Settings of a job submitted by other means, from the scheduler."""
     time = None if record.time_limit_s is None else slurm_time(round(record.time_limit_s))
     values = {"partition": record.partition, "nodes": record.nnodes, "time": time}
     return {key: (str(value), record.source) for key, value in values.items() if value is not None}
@@ -110,7 +110,7 @@ class JobHandle:
 
     @property
     def records(self) -> list[JobRecord]:
-        """Where the job stands now: one record, or one per array task."""
+        """The current state: one record, or one per array task."""
         return status.statuses([self.entry])[0].records
 
     @property
@@ -129,7 +129,7 @@ class JobHandle:
 
     @property
     def attempts(self) -> list[Attempt]:
-        """What ended each start of a job with ``retries``, and what came of it; oldest first."""
+        """Each start of a job with ``retries``: its end, cause and decision; oldest first."""
         return read_attempts(self.run_dir)
 
     def cancel(self) -> None:
@@ -137,7 +137,7 @@ class JobHandle:
         cancel([self.entry])
 
     def logs(self, *, rank: int | None = None) -> str:
-        """What the job has printed so far, or what one rank has."""
+        """The output of the job until now, or the output of one rank."""
         return "".join(logs.lines(self.entry, rank=rank))
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -155,6 +155,6 @@ def find(name: str | int | Path, *, site: str | None = None) -> JobHandle:
     """The job that ``name`` stands for: an id, an array task, a run folder, or a name (the newest of that name).
 
     Raises:
-        UnknownJobError: there is none. RequestError: two sites have given out this id.
+        UnknownJobError: no job has this name. RequestError: two sites have given out this id.
     """
     return JobHandle(select([str(name)], site=site)[0])

@@ -39,7 +39,7 @@ def own_cluster(scheduler: str, slurm_conf: str | None) -> str | None:
 
 
 def is_reachable(entry: Entry) -> bool:
-    """Whether the scheduler reached from here, as this user, is the one that was given the job."""
+    """Whether this user reaches the job's scheduler from here."""
     return owner_elsewhere(entry) is None
 
 
@@ -53,7 +53,7 @@ def owner_elsewhere(entry: Entry) -> str | None:
 
 
 def is_cluster_reachable(scheduler: str, slurm_conf: str | None, cluster: str | None) -> bool:
-    """Whether the cluster or host of that name can be asked from here; one whose name is not known may be."""
+    """Whether the cluster or host is reachable from here; an unknown name counts as reachable."""
     if cluster is None:
         return True
     names = reachable_clusters(scheduler, slurm_conf)
@@ -103,7 +103,7 @@ def is_ours(entry: Entry, record: JobRecord) -> bool:
 
 
 def _fold_name(name: str) -> str:
-    """``name`` as it can be compared: slurmdbd's database has question marks for what is not Latin-1."""
+    """Make names comparable: slurmdbd stores question marks for characters outside Latin-1."""
     return _NOT_STORED.sub("?", name)
 
 

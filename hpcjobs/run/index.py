@@ -23,7 +23,7 @@ from hpcjobs.site.checks import Moment
 
 T = TypeVar("T")
 NO_FOLDER = "/dev/null"
-"""Above the run folders of jobs that were submitted by other means: nothing can be below it."""
+"""Parent of the run folders of jobs submitted by other means: such a folder cannot exist."""
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -53,7 +53,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def kind(self) -> SchedulerKind:
-        """What its scheduler can do."""
+        """The scheduler's properties."""
         return find_kind(self.scheduler)
 
 
@@ -78,7 +78,7 @@ _REMOVED = msgspec.json.Decoder(_Removed)
 
 
 class Index(NamedTuple):
-    """Every job, and those of them that were marked as closed."""
+    """Every job, with marks of closed and removed ones."""
 
     entries: list[Entry]
     """Oldest first."""
@@ -188,7 +188,7 @@ def _import_single_files() -> list[Entry]:
         if content is not None and (entry := _decode(_ENTRY, content, str(path))) is not None:
             imported[path] = entry
     if imported:
-        with contextlib.suppress(OSError):  # a folder that cannot be written keeps them as they are
+        with contextlib.suppress(OSError):  # a read-only folder keeps the files
             _append([msgspec.json.encode(entry) for entry in imported.values()])
             for path in imported:
                 path.unlink(missing_ok=True)

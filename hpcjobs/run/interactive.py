@@ -34,7 +34,7 @@ from hpcjobs.site.resources import is_option_where
 
 RC = "interactive.bash"
 _MPI_TYPE = "SLURM_MPI_TYPE"
-"""What ``srun --mpi=none``, which starts a shell, hands on to every srun in it, whose tasks need MPI."""
+"""Set by the ``srun --mpi=none`` that starts a shell; an srun within the shell must not inherit it."""
 
 
 class Command(NamedTuple):
@@ -54,7 +54,7 @@ def attach(
     terminal: bool,
     connect: Connect = connect,
 ) -> Command:
-    """What runs ``arguments`` (none: a shell) within a running job, beside its tasks.
+    """The command that runs ``arguments`` (empty: a shell) within a running job.
 
     A shell starts on one node, the first one unless ``node`` or ``rank`` names another; other commands on every node.
 
@@ -125,7 +125,7 @@ def _interactive_bash(rc: Path) -> tuple[str, ...]:
 
 
 def _write_rc(job: Job, run_dir: Path, *, task_dir: Path, job_id: str | None) -> Path:
-    """The file that a shell on a node reads first; without ``job_id`` that of the allocation it is in."""
+    """Write the start file of a shell on a node; without ``job_id`` the shell's own allocation counts."""
     ranks = launch(replace(job, argv=(Raw('"$@"'),)))
     mpi = os.environ.get(_MPI_TYPE)
     lines = [
@@ -147,7 +147,7 @@ def _write_rc(job: Job, run_dir: Path, *, task_dir: Path, job_id: str | None) ->
 
 @contextmanager
 def allocate(plan: Plan, arguments: Sequence[str], *, terminal: bool) -> Iterator[Command]:
-    """What asks for the nodes of ``plan`` and runs ``arguments`` (none: a shell) on the first, as a task would run.
+    """The command that allocates the nodes of ``plan`` and runs ``arguments`` (empty: a shell) on the first one.
 
     It writes the run folder, which is removed at the end unless the command has written a file there.
 
@@ -181,5 +181,5 @@ def allocate(plan: Plan, arguments: Sequence[str], *, terminal: bool) -> Iterato
 
 
 def _paths(run_dir: Path) -> set[Path]:
-    """Everything in a run folder but what scripts of hpcjobs need on the node."""
+    """Files of a run folder except the bash files of hpcjobs."""
     return {path for path in run_dir.rglob("*") if path.parts[len(run_dir.parts)] != "shell"}

@@ -1,4 +1,4 @@
-"""What a job wrote about itself, and the accounting records that are kept beside it."""
+"""Reads the files of a submitted job, and keeps its accounting records in the run folder."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def read_usable(path: Path, read: Callable[[], T]) -> T | None:
 
 
 def read_request(entry: Entry) -> RequestedJob | None:
-    """What was requested; None if the folder has no manifest or, with a warning, none that can be used."""
+    """The request; None without a manifest or, with a warning, if the manifest is damaged."""
     run_dir = Path(entry.run_dir)
     return read_usable(run_dir / MANIFEST, lambda: read_manifest(run_dir).request)
 
@@ -64,7 +64,7 @@ def own_ids(entry: Entry) -> list[str]:
 
 
 def read_state(entry: Entry, job_id: str) -> StateFile | None:
-    """What the job itself last wrote; None before its script started."""
+    """The job's own state file; None before its script started."""
     path = task_dir(Path(entry.run_dir), job_id) / STATE
     return read_usable(path, lambda: read_state_file(path))
 
@@ -170,7 +170,7 @@ def read_accounting(entry: Entry) -> list[JobRecord] | None:
 
 
 def _started_since(entry: Entry, task: str, path: Path, records: list[JobRecord]) -> bool:
-    """The task wrote later than ``path`` was, and something else than the end in ``records``: it was requeued by hand.
+    """Whether the task wrote after ``path``, and not the end in ``records``: it was requeued by hand.
 
     The times are the file server's, which makes them comparable.
     """
@@ -196,7 +196,7 @@ def may_be_requeued(entry: Entry, records: Iterable[JobRecord]) -> bool:
 
 
 def are_final(entry: Entry, records: Iterable[JobRecord]) -> bool:
-    """Whether the records are final: in step with what the job wrote, or so old that nothing more will come.
+    """Whether the records are final: they agree with the job's own state, or they are old enough.
 
     In the first moments after a short job's end the accounting may lack its name, or have the end before.
     """
@@ -241,7 +241,7 @@ def drop_accounting(entry: Entry) -> None:
 
 
 def is_closed(entry: Entry) -> bool:
-    """Accounted for, or its run folder was removed: there is nothing more to ask."""
+    """Whether the job needs no further query: its accounting is kept, or its run folder was removed."""
     try:
         os.stat(Path(entry.run_dir) / ACCOUNTING)
         return True

@@ -1,7 +1,7 @@
-"""Lists the user's jobs: those submitted with hpcjobs, and those that the scheduler alone knows.
+"""Lists the user's jobs: submitted with hpcjobs, or known to the scheduler alone.
 
-A job that was submitted by other means, with sbatch itself, is an `Entry` without a run folder. What the scheduler says
-about it is all that is known.
+A job that was submitted by other means, such as sbatch, is an `Entry` without a run folder: only the scheduler's record
+is known.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hpcjobs.site.models import Site
 
 
 def site_asked(site: str | None) -> Site | None:
-    """The site whose queue is read for jobs submitted by other means; None: there is no default site."""
+    """The site to query for jobs submitted by other means; None without a default site."""
     name = site or find_default_site()
     return load_site(name) if name is not None else None
 
@@ -79,13 +79,13 @@ def find_ended(known: Iterable[Entry], *, since: float, site: str | None = None)
 
 
 def without_known(records: Iterable[JobRecord], known: Iterable[Entry]) -> list[JobRecord]:
-    """Those of ``records`` that are about none of the jobs ``known``."""
+    """Records that belong to no job of ``known``."""
     unknown = list(records)
     ids, names = {parent_id(record.job_id) for record in unknown}, {record.name for record in unknown}
     by_id: dict[str, list[Entry]] = {}
     carried_on = set()
     for entry in known:
-        # Whether another job carries it on stands in its run folder: those of other names need not be read.
+        # The run folder tells whether another job continues this one. Folders of other names need no look.
         if (entry.job_id in ids or entry.name in names) and is_reachable(entry):
             by_id.setdefault(current := current_id(entry), []).append(entry)
             carried_on |= {entry.job_id} - {current}
@@ -98,7 +98,7 @@ def without_known(records: Iterable[JobRecord], known: Iterable[Entry]) -> list[
 
 
 def make_entries(records: Iterable[JobRecord], site: Site | None) -> list[Entry]:
-    """One entry for each job of ``records``, oldest first; none for those of a local queue, which has its own list."""
+    """Make an entry for each job of ``records``, oldest first; a local queue has its own list, and gets none."""
     kind, conf = scheduler_of(site)
     if not find_kind(kind).takes_sbatch_options:
         return []
@@ -160,7 +160,7 @@ class Listing(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """Jobs with their entries, jobs submitted by other means, and what kept a scheduler from answering."""
+    """Jobs with their entries, jobs submitted by other means, and errors of schedulers."""
 
     known: list[Known]
     others: list[JobRecord]
@@ -170,8 +170,8 @@ class Survey(NamedTuple):
 def survey(*, since: float, site: str | None = None, connect: ConnectQueue = connect) -> Survey:
     """My jobs submitted since ``since`` (seconds since 1970) and older ones that have not ended.
 
-    A job that no scheduler knows any more, and whose run folder was removed, is left out.
-    One queue query per scheduler, and one accounting query for those whose end is news. A scheduler
+    Jobs without a run folder that no scheduler knows are left out. One queue query per scheduler, and one accounting
+    query for jobs that ended since the last look. A scheduler
     that does not answer does not hide the jobs of the others.
     """
     schedulers: dict[tuple[str, str | None], QueueReadOnce] = {}
@@ -199,8 +199,8 @@ def survey(*, since: float, site: str | None = None, connect: ConnectQueue = con
 
 
 def select_unfinished(*, site: str | None = None, connect: Connect = connect) -> list[Entry]:
-    """My jobs that have not ended, oldest first: also those that were requeued, whose run folder was removed, or that
-    were submitted by other means.
+    """My jobs that have not ended, oldest first: also requeued ones, ones without a run folder, and ones submitted by
+    other means.
 
     Raises:
         SchedulerError: none is known, and the scheduler does not answer.
@@ -231,7 +231,7 @@ def listing(
 
 
 def _select_records(job: Known) -> list[JobRecord]:
-    """The records to list: nothing is left of a job that nobody knows and whose run folder is gone."""
+    """The records to list; without a run folder, unknown records are left out."""
     if os.path.lexists(job.entry.run_dir):
         return job.records
     return [record for record in job.records if record.state is not State.UNKNOWN]
@@ -246,6 +246,6 @@ def _open_or_recent(jobs: index.Index, queue: Iterable[JobRecord], since: float)
 
 
 def _is_over(job: Known) -> bool:
-    """There is nothing more to come of it."""
+    """Whether the job needs no further look."""
     unknown = all(record.state is State.UNKNOWN for record in job.records)
     return is_closed(job.entry) or (unknown and time.time() - job.entry.submitted > FORGOTTEN_S)

@@ -1,4 +1,4 @@
-"""Reads what a job printed: all of it or a selection, now or as it comes."""
+"""Reads the output of a job: all lines or a selection, once or as they come."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ prints hundreds of lines at once."""
 def merge_ranks(lines: Iterable[str]) -> Iterator[str]:
     """``lines`` with equal ones of several ranks as one; the order within each rank stays.
 
-    A line of one rank alone stands behind what that rank printed before it, also where others are further ahead.
+    Lines of one rank keep their order, also if other ranks are further ahead.
 
-    Lines without a rank are printed as they are, behind all that came before them.
+    Lines without a rank are not merged, and come after all lines before them.
     """
     held = _HeldLines()
     for line in lines:
@@ -56,12 +56,12 @@ def merge_ranks(lines: Iterable[str]) -> Iterator[str]:
 
 
 class _Place(NamedTuple):
-    """Where a line stands among those held back; places are in the order in which the lines are given out."""
+    """Position of a held line; lines are printed in this order."""
 
     number: int
-    """Of the line of the rank that is furthest ahead."""
+    """Number of the corresponding line of the leading rank."""
     behind: int
-    """0: it is that line. Else it is so many lines behind it, and no other rank that is ahead has printed it."""
+    """0: the leading rank's line. Otherwise the number of lines behind it."""
     rank: int
 
 
@@ -74,7 +74,7 @@ class _HeldLines:
         self._places: defaultdict[str, list[_Place]] = defaultdict(list)
         """By the text, which may have come several times; in their order."""
         self._newest: dict[int, _Place] = {}
-        """By the rank, the place of its newest line: its next one stands behind it."""
+        """Rank -> place of its newest line; the next one follows."""
         self._oldest_number = self._next_number = self._count = 0
 
     def add(self, rank: int, text: str) -> None:
@@ -126,7 +126,7 @@ class Selection(NamedTuple):
     rank: int | None = None
     """Of this rank, without the label."""
     node: str | None = None
-    """Of the ranks on this node."""
+    """Only ranks on this node."""
     pattern: re.Pattern[str] | None = None
     """Those that it matches somewhere, behind the label."""
     last: int | None = None
@@ -149,7 +149,7 @@ class _Log(NamedTuple):
     ranks: range | None
 
     def choose_lines(self, lines: Iterable[str]) -> Iterator[str]:
-        """Those of ``lines`` to print, as they are printed."""
+        """Select lines to print."""
         printed = self._choose_each(lines)
         return merge_ranks(printed) if self.selection.merges and self.selection.rank is None else printed
 
@@ -162,7 +162,7 @@ class _Log(NamedTuple):
                 yield chosen
 
     def choose(self, line: str) -> str | None:
-        """The line as it is printed; None where it is not."""
+        """The text to print; None if the line is not selected."""
         label = None if self.ranks is None and self.selection.pattern is None else RANK_LABEL.match(line)
         if self.ranks is not None and (label is None or int(label[1]) not in self.ranks):
             return None
@@ -213,7 +213,7 @@ def existing_paths(entry: Entry) -> list[Path]:
 
 
 def lines(entry: Entry, *, rank: int | None = None, selection: Selection = ALL) -> Iterator[str]:
-    """The lines so far, array tasks one after the other; ``rank`` chooses that rank's without the label.
+    """All lines until now, array tasks one after the other; ``rank`` selects one rank, without the label.
 
     Raises:
         RequestError: the selection names a node the job did not run on, or a time and the log has none.
@@ -283,7 +283,7 @@ def follow(
 
 
 class _StagingReports:
-    """Reports how far the copies of `--stage-to` are: meanwhile the program prints nothing."""
+    """Reports the progress of `--stage-to` copies, during which the program prints nothing."""
 
     def __init__(self, entry: Entry, *, clock: Callable[[], float], report: Report) -> None:
         self._entry, self._clock, self._report = entry, clock, report
@@ -292,7 +292,7 @@ class _StagingReports:
         self._next = clock()
 
     def report_changes(self) -> None:
-        """Report what has changed, every few seconds."""
+        """Report changes every few seconds."""
         now = self._clock()
         if now < self._next:
             return

@@ -37,7 +37,7 @@ from hpcjobs.site.models import Site
 from hpcjobs.slurm_commands import cluster_env, show_job, start_beside
 
 FRESH_S = 15.0
-"""A node whose newest sample is this young, or younger than three intervals, has a sampler."""
+"""Greatest age of the newest sample of a node that has a sampler; at least three intervals."""
 _POLL_S = 1.0
 _BEGIN_AGAIN_S = 30.0
 """Between two starts of a sampler: each asks the scheduler whether the job runs."""
@@ -70,7 +70,7 @@ def fresh_for_s(interval_s: float) -> float:
 
 
 def samples_dir(entry: Entry) -> Path:
-    """Where the samples of the job, or of the one array task that is meant, lie."""
+    """Folder with the samples of the job or array task."""
     return folder.output_dir(Path(entry.run_dir), own_ids(entry)[0])
 
 
@@ -92,10 +92,10 @@ def require_running(entry: Entry, *, connect: Connect = connect) -> JobRecord:
 
 
 class JobSampling:
-    """The samples of a job of ours until it ends, taken by a sampler of this process whenever nobody else takes them.
+    """The samples of a job until it ends; this process starts a sampler whenever no other one runs.
 
     So they go on where another `hpcjobs monitor` is ended, and in the next attempt of a job that is requeued. Whether
-    samples come is a matter of this machine's clock alone: those of the nodes may differ from it.
+    samples come is decided by this machine's clock alone: the clocks of the nodes may differ.
     """
 
     def __init__(self, entry: Entry, *, interval_s: float, report: Report, connect: Connect = connect) -> None:
@@ -147,7 +147,7 @@ class JobSampling:
             watch.again(known)  # it was requeued
 
     def _is_sampled(self) -> bool:
-        """By the sampler of this process, or by another one whose samples come."""
+        """Whether a sampler runs: of this process, or another one that writes samples."""
         code = 0 if self._sampler is None else self._sampler.poll()
         if code != 0:
             return code is None
@@ -161,13 +161,13 @@ class JobSampling:
         self._came = time.monotonic()
 
     def _count_nodes(self, records: Iterable[JobRecord]) -> None:
-        """An elastic job has fewer once one of them has failed; what the job itself wrote at its start is too old."""
+        """Ask the scheduler: an elastic job loses nodes, and the job's own record is of its start."""
         for record in records:
             if record.state is State.RUNNING and record.source != "job":
                 self.nodes = len(hosts_of(record.node_list or "")) or 1
 
     def _begin_again(self, newest: Sequence[NodeSample]) -> None:
-        """Begin anew, unless the job has ended or waits for its next attempt."""
+        """Start the sampler again, unless the job has ended or waits for its next attempt."""
         own, self._sampler = self._sampler, None
         reason = None if own is None else read_error(own)
         try:
@@ -212,7 +212,7 @@ def read_error(sampler: Popen[bytes]) -> str | None:
 
 
 _Mark = tuple[str, float]
-"""Of a sample: its host, and when it was taken."""
+"""Host and time of a sample."""
 
 
 def _marks(nodes: Iterable[NodeSample]) -> frozenset[_Mark]:
@@ -228,10 +228,10 @@ class ForeignJob(NamedTuple):
     """A running job of Slurm's that was submitted by other means."""
 
     job_id: str
-    """As Slurm counts: of an array task not 12_3, but its own number."""
+    """Slurm's raw id: an array task has its own number, not 12_3."""
     nodes: tuple[str, ...]
     folder: Path
-    """Where the samples go."""
+    """Folder of the samples."""
     node_python: str
     slurm_conf: str | None
 

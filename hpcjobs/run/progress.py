@@ -1,4 +1,4 @@
-"""Reads what a running job reports: its trainer's progress and the load of its nodes."""
+"""Reads the progress of a running job and the load of its nodes."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from hpcjobs.site.checks import Moment
 from hpcjobs.units import human_bytes, human_duration
 
 _SPEED_LINES = 20
-"""So many of the last lines tell the speed."""
+"""Number of newest lines that give the speed."""
 
 
 class StepProgress(msgspec.Struct, frozen=True):
-    """What is shown of a `step` line of metrics.jsonl; of a log with figures alone the newest of these."""
+    """The shown values of a `step` line of metrics.jsonl, or of the newest figures of a log."""
 
     step: int | None = None
     """None: the program writes no steps, and the figures are from its log."""
@@ -44,7 +44,7 @@ class StepProgress(msgspec.Struct, frozen=True):
     time_s: float | None = None
     """Since the trainer's start."""
     diverged_at: int | None = None
-    """The first step after the last finite loss, where the newest is none. None: the last lines do not show it."""
+    """First step after the last finite loss, if the newest loss is NaN or infinite. None: not in the last lines."""
     figures: str | None = None
     """The newest value of each figure of the log: ``1,003 tokens/s, loss 2.4``."""
 
@@ -75,7 +75,7 @@ class StepProgress(msgspec.Struct, frozen=True):
 
 
 class FigureRow(msgspec.Struct, frozen=True):
-    """What is shown of a `figure` line of metrics.jsonl."""
+    """The shown values of a `figure` line of metrics.jsonl."""
 
     name: str
     value: float
@@ -94,7 +94,7 @@ class Progress(msgspec.Struct, frozen=True):
     step: StepProgress
     """The newest one."""
     losses: tuple[float, ...]
-    """Of the last lines, oldest first, without those that are no number."""
+    """Finite losses of the last lines, oldest first."""
     total_steps: int | None = None
     steps_per_s: float | None = None
     """Since the trainer's last start, over the last lines; None: one line is too few."""
@@ -114,7 +114,7 @@ class Progress(msgspec.Struct, frozen=True):
 
     @property
     def of_total(self) -> str:
-        """``120/1000``, or ``120`` where the number of steps is not known; of a log with figures alone nothing."""
+        """``120/1000``, or ``120`` if the number of steps is not known; empty for a log with figures alone."""
         if self.step.step is None:
             return ""
         return f"{self.step.step}" if self.total_steps is None else f"{self.step.step}/{self.total_steps}"
@@ -152,14 +152,14 @@ class RunLines:
 
     def __init__(self) -> None:
         self._known: dict[Path, tuple[int, RunLine | None]] = {}
-        """How much of the file was read, up to the end of a line, and what it had."""
+        """File -> bytes of complete lines that were read, and their last `run` line."""
 
     def newest(self, path: Path) -> RunLine | None:
         """None: the file has none, or is not there."""
         position, run = self._known.get(path, (0, None))
         try:
             with open_regular(path) as file:
-                if file.seek(0, 2) < position:  # begun anew
+                if file.seek(0, 2) < position:  # the file was replaced
                     position, run = 0, None
                 file.seek(position)
                 for line in file:
@@ -205,7 +205,7 @@ def read_progress(run_dir: Path, run_lines: RunLines | None = None) -> Progress 
     run = None
     for line in lines:
         if (step := _decode_step(line)) is not None:
-            # A program may count anew without a `run` line.
+            # A program may restart its count without a `run` line.
             if since_start and (step.step or 0) < (since_start[-1].step or 0):
                 since_start = []
             all_steps.append(step)
@@ -266,7 +266,7 @@ def _speed(steps: list[StepProgress]) -> float | None:
 
 _POLL_S = 0.5
 _CLOCKS_DIFFER_S = 2.0
-"""The clock of a node and that of the scheduler may differ by so much."""
+"""Tolerated difference between the clocks of a node and of the scheduler."""
 
 
 class NodeSample(msgspec.Struct, frozen=True):
@@ -293,7 +293,7 @@ class NodeSamples(msgspec.Struct, frozen=True):
 
 
 def describe_sample(sample: Sample) -> str:
-    """The measured values, as they are printed."""
+    """Format the measured values."""
     shown: list[tuple[str, float | None, Callable[[float], str]]] = [
         ("CPU", sample.cpu_percent, lambda value: f"{value:.0f} %"),
         ("memory", sample.rss_bytes, partial(_describe_memory, sample)),
@@ -375,7 +375,7 @@ def _head(path: Path) -> Head | None:
 
 
 def samples(entry: Entry) -> Iterator[str]:
-    """Every sample so far, a line each, the nodes one after the other."""
+    """Every sample until now, a line each, the nodes one after the other."""
     for path in all_monitor_files(entry):
         yield from _select_lines(path, Tail(path).news(last=True))
 
@@ -416,7 +416,7 @@ def _select_lines(path: Path, lines: Iterable[str]) -> Iterator[str]:
 
 
 IDLE_S = 600.0
-"""GPUs that are held and do nothing for so long."""
+"""Idle time of allocated GPUs that gives an alarm."""
 ENDED_S = 60.0
 """Ranks may end one after the other; one that is missing for longer, while others run, is dead."""
 MEMORY_SHARE = 0.9
@@ -424,7 +424,7 @@ _BUSY, _WAITING, _APART = 90.0, 50.0, 0.6
 
 
 class Alarm(NamedTuple):
-    """One of the kinds `idle GPUs`, `dead rank`, `memory`, `load`, and what is printed."""
+    """An alarm of kind `idle GPUs`, `dead rank`, `memory` or `load`, and its text."""
 
     host: str
     kind: str
@@ -466,7 +466,7 @@ def _of_node(node: NodeSample, *, ranks_are_alive: bool) -> list[Alarm]:
 
 
 def _unlike_the_others(nodes: Sequence[NodeSample]) -> list[Alarm]:
-    """The one node that works while the others wait for it, or that does nothing while the others work."""
+    """Find the one node that works while all others wait, or idles while all others work."""
     loads = {node.host: load for node in nodes if (load := node.sample.busy_percent) is not None}
     if len(loads) < 2 or len(loads) != len(nodes):
         return []

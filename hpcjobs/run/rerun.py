@@ -37,11 +37,11 @@ _OWN_VERBS = {
     "jupyter": "hpcjobs jupyter starts a session",
     "fabric": "hpcjobs fabric starts a check of nodes",
 }
-"""Templates whose jobs need more than their manifest."""
+"""Templates of jobs that need more than their manifest."""
 
 
 class Rerun(NamedTuple):
-    """A plan for the same run again, and what the user should know of it."""
+    """A plan for the same run again, with notes for the user."""
 
     plan: Plan
     notes: tuple[str, ...]
@@ -51,7 +51,7 @@ def read_manifest(run_dir: Path) -> Manifest[Job]:
     """The manifest of a run.
 
     Raises:
-        RequestError: there is none, or it was written by a hpcjobs whose jobs had other fields.
+        RequestError: it does not exist, or is from a version with other fields.
     """
     path = run_dir / MANIFEST
     try:
@@ -64,9 +64,9 @@ def read_manifest(run_dir: Path) -> Manifest[Job]:
 
 
 def plan_rerun(entry: Entry, changes: JobSpec, *, made_by: str, trusts: bool = False) -> Rerun:
-    """The plan of ``entry``'s run again; without ``changes`` from the job as it was resolved then.
+    """Plan the run of ``entry`` again; without ``changes`` from the resolved job of its manifest.
 
-    With changes, the request of then is resolved anew by the site as it is now. Dependencies are left out: the jobs
+    With changes, the original request is resolved again by the current site. Dependencies are left out: the jobs
     they name have ended. So is a hold, which was of the first run. A task of an array is an array of that task alone.
 
     Args:
@@ -100,7 +100,7 @@ def plan_rerun(entry: Entry, changes: JobSpec, *, made_by: str, trusts: bool = F
     else:
         again = resolve_again(job, entry, changes)
     if job.snapshot and changes.chdir is None:
-        # The copy of the first run is what is copied, so that later edits do not matter.
+        # Copied from the first run's copy, so that later edits do not matter.
         again = replace(again, chdir=str(run_dir / "code"))
     elif not untrusted and (difference := _changed_code(manifest, run_dir)) is not None:
         notes.append(difference)
@@ -113,7 +113,7 @@ def plan_rerun(entry: Entry, changes: JobSpec, *, made_by: str, trusts: bool = F
 
 
 def refusal_of_run(run_dir: Path) -> ConfigError:
-    """Why a run that somebody else has submitted is not submitted again."""
+    """The error for a run that another user has submitted."""
     return ConfigError(
         f"{run_dir} is the folder of a run that you have not submitted; its {MANIFEST} sets what would run as you",
         hint="read what `hpcjobs rerun --dry-run` prints of it, then use --trust",
@@ -121,7 +121,7 @@ def refusal_of_run(run_dir: Path) -> ConfigError:
 
 
 def resolve_again(job: Job, entry: Entry, changes: JobSpec) -> Job:
-    """The request for ``job``, resolved anew by its site as it is now, with ``changes`` but without its
+    """The request for ``job``, resolved again by its current site, with ``changes`` but without its
     dependencies and hold.
 
     Raises:
@@ -135,7 +135,7 @@ def resolve_again(job: Job, entry: Entry, changes: JobSpec) -> Job:
     site = _site_of(job)
     source = f"run {entry.job_id}"
     first = Layer(source, JobSpec(chdir=job.chdir, name=job.name))
-    # The copy of the code is checked and run, not the folder as it is now.
+    # The copy of the code is checked and run, not the current folder.
     copied = str(Path(entry.run_dir) / "code") if job.snapshot else None
     again = Layer(source, JobSpec(chdir=copied, resources=_for_another_run(Resources(), entry)))
     avoid = avoided_on(site.name) if site.kind.has_nodes else {}
@@ -144,20 +144,20 @@ def resolve_again(job: Job, entry: Entry, changes: JobSpec) -> Job:
 
 
 def _for_another_run(resources: Resources, entry: Entry) -> Resources:
-    """``resources`` without what was meant for the first run; of the array task that ``entry`` means, if it does."""
+    """``resources`` without values for the first run alone; for an array task, of that task."""
     again = replace(resources, **dict.fromkeys(fields_where("first_run")))
     return again if entry.task is None else replace(again, array=str(entry.task))
 
 
 def _site_of(job: Job, *, untrusted: bool = False) -> Site:
-    """The site of a run as it is now; of an ``untrusted`` run this user's own site of that name."""
+    """The current site of a run; for an ``untrusted`` run, this user's own site of that name."""
     if untrusted:
         return load_site(Path(job.site).stem)
     return load_site(job.site_file if os.path.isfile(job.site_file) else job.site)
 
 
 def _changed_code(manifest: Manifest[Job], run_dir: Path) -> str | None:
-    """A note where the program's folder is not as it was."""
+    """A note if the program's folder has changed."""
     recorded = manifest.code
     now = code_state(Path(manifest.job.chdir))
     if recorded is None or now is None:
@@ -185,14 +185,14 @@ def _short(commit: str | None) -> str:
     return commit[:10] if commit else "none"
 
 
-# Of a resolved job: where it lies, and what its other fields say already.
+# Fields of a resolved job that name its folder, or repeat other fields.
 _LEFT_OUT = (
     *("sources", "layers", "run_root", "rehearsal", "slurm_conf", "untrusted"),
     "time_limit_s",  # resources has it as `time`
     *("nodes", "max_nodes", "ntasks_per_node"),
 )
 _IDENTITY = frozenset({"job_id", "started_at", "ended_at", "hosts"})
-"""Keys of summary.json that say which run it was; every other one is a result."""
+"""Keys of summary.json that identify the run; all others are results."""
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -224,7 +224,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def compare_runs(first: Known, second: Known) -> Difference:
-    """What differs between two jobs.
+    """Compare two jobs.
 
     Raises:
         RequestError: a manifest cannot be used.
@@ -244,19 +244,19 @@ def compare_runs(first: Known, second: Known) -> Difference:
 
 
 def changes(first: Mapping[str, str], second: Mapping[str, str]) -> Iterator[Change]:
-    """The names whose values differ, in the order of the first, then of the second."""
+    """Names with different values, in the order of the first mapping, then of the second."""
     for name in dict.fromkeys((*first, *second)):
         if first.get(name) != second.get(name):
             yield Change(name, first.get(name), second.get(name))
 
 
 def job_changes(first: Job, second: Job) -> list[Change]:
-    """What was resolved differently: settings, then variables."""
+    """Differences of two resolved jobs: settings, then variables."""
     return [*changes(_settings(first), _settings(second)), *changes(_variables(first), _variables(second))]
 
 
 def _settings(job: Job) -> dict[str, str]:
-    """All that a job was resolved to, but its variables, image and Python; what it leaves open is left out."""
+    """The resolved settings of a job without variables, image, Python and unset values."""
     fields: dict[str, Any] = msgspec.to_builtins(job)
     elsewhere = ("env", "container", "python", *(["chdir"] if job.snapshot else []))  # a snapshot runs where it is
     for name in (*_LEFT_OUT, *elsewhere):
@@ -295,7 +295,7 @@ def _code(manifest: Manifest[Job], run_dir: Path) -> dict[str, str]:
 
 
 def _script_lines(first: tuple[Manifest[Job], Path], second: tuple[Manifest[Job], Path]) -> Iterator[str]:
-    """Differing lines of the scripts; none where each is what its settings make of one and the same template."""
+    """Differing lines of the scripts; empty if both are made by their settings from the current template."""
     texts = [_neutral(manifest, run) for manifest, run in (first, second)]
     if texts[0] == texts[1] or all(_is_rendered(manifest, run) for manifest, run in (first, second)):
         return

@@ -32,14 +32,14 @@ _RANGE = re.compile(r"(L?)(\d+)-L?(\d+)\Z")
 def select(names: Sequence[str], *, site: str | None = None, foreign: bool = False) -> list[Entry]:
     """The jobs that ``names`` name, in that order, each once.
 
-    ``123`` an id · ``123_4`` a task of an array · ``123-130`` those of the range that exist · a run
+    ``123`` an id · ``123_4`` a task of an array · ``123-130`` the existing jobs of the range · a run
     folder · a name (the newest job of that name). ``site``, a name or the path of a site file, restricts the search.
-    With ``foreign``, an id may also be that of a job that was submitted by other means: the scheduler is asked. Such a
+    With ``foreign``, an id may also name a job submitted by other means: the scheduler is asked. Such a
     job in the queue counts before an earlier one that hpcjobs submitted: a cluster that lost its state gives ids again.
 
     Raises:
         UnknownJobError: a name stands for no job. RequestError: an id that two sites have given out.
-        ConfigError: there is no such site.
+        ConfigError: no such site.
     """
     known = entries_of(site)
     of_site = f" of site {site}" if site is not None else ""
@@ -65,7 +65,7 @@ def newest(*, site: str | None = None) -> Entry:
     """The job submitted last.
 
     Raises:
-        UnknownJobError: there is none.
+        UnknownJobError: no job is recorded.
     """
     known = entries_of(site)
     if not known:
@@ -83,7 +83,7 @@ def _ids_of_slurm(names: Sequence[str]) -> set[str]:
 
 
 def _with_foreign(job_ids: set[str], known: list[Entry], site: str | None) -> list[Entry]:
-    """``known`` and those of ``job_ids`` that the scheduler has for this user."""
+    """``known`` and this user's jobs with ``job_ids`` in the scheduler."""
     from hpcjobs.run.listing import find_foreign
 
     there = [entry for entry in known if entry.job_id in job_ids and is_reachable(entry)]
@@ -103,10 +103,10 @@ def _with_foreign(job_ids: set[str], known: list[Entry], site: str | None) -> li
 
 
 def entries_of(site: str | None) -> list[Entry]:
-    """Recorded jobs, oldest first: all, or those of ``site``, whose file may be gone.
+    """Recorded jobs, oldest first: all of them, or the jobs of ``site``. The site file may be gone.
 
     Raises:
-        ConfigError: no job is of this site, and there is no such site.
+        ConfigError: no such site, and no job of it.
     """
     known = read_index().entries
     if site is None:
@@ -118,7 +118,7 @@ def entries_of(site: str | None) -> list[Entry]:
 
 
 def _here_first(entries: list[Entry]) -> list[Entry]:
-    """Those whose scheduler can be reached from here, if any: one home can serve several hosts and clusters."""
+    """Entries with a scheduler that is reachable from here, if any: hosts and clusters may share a home."""
     return [entry for entry in entries if is_reachable(entry)] or entries
 
 
@@ -170,7 +170,7 @@ def _by_range(name: str, prefix: str, first: int, last: int, known: list[Entry],
 
 def _by_folder(folder: Path) -> Entry:
     real = os.path.realpath(folder)
-    # What the user's own list says of the job counts before what the folder says.
+    # The user's own list counts before the folder's record.
     alike = (e for e in reversed(index.entries()) if os.path.basename(e.run_dir) == os.path.basename(real))
     known = next((entry for entry in alike if os.path.realpath(entry.run_dir) == real), None)
     if known is not None:
@@ -191,7 +191,7 @@ def _by_folder(folder: Path) -> Entry:
 def is_own(entry: Entry) -> bool:
     """Whether this user has submitted the job, and its run folder still belongs to this user.
 
-    Whatever a folder that was copied, unpacked or cloned says of itself, this user's list of jobs does not have it.
+    A folder that was copied, unpacked or cloned is not in this user's list of jobs, whatever its files contain.
     """
     try:
         if os.stat(entry.run_dir).st_uid != os.getuid():
@@ -202,13 +202,13 @@ def is_own(entry: Entry) -> bool:
 
 
 def require_own(entry: Entry, records: Iterable[JobRecord] = ()) -> None:
-    """Refuse a job whose run folder would decide what runs as this user, unless that is what runs already.
+    """Refuse a run folder that would decide about programs of this user, unless the job runs already.
 
     Args:
         records: the scheduler's own; a job of this user that runs the folder's script is this user's.
 
     Raises:
-        RequestError: the job is in no list of this user, or its folder belongs to somebody else.
+        RequestError: this user's list lacks the job, or its folder belongs to another user.
     """
     script = os.path.join(entry.run_dir, SCRIPT)
     mine = (None, user_name())  # squeue is asked for this user's jobs alone
@@ -236,7 +236,7 @@ def require_all_own(jobs: Iterable[tuple[Entry, list[JobRecord]]]) -> None:
 def without_unknown_configuration(entry: Entry) -> Entry:
     """``entry``, read from a folder that may be anybody's, without a configuration that is not known.
 
-    Its site is a name, which means this user's own site: the path of a site file is none.
+    Its site must be a name, which means this user's own site, not the path of a site file.
     """
     conf = entry.slurm_conf if is_known_configuration(entry.slurm_conf) else None
     is_path = "/" in entry.site or entry.site.endswith((".yaml", ".yml"))
@@ -266,8 +266,8 @@ _NEVER = "DependencyNeverSatisfied"
 def dependency_on(jobs: Mapping[str, Sequence[str]], *, site: str | None = None) -> str | None:
     """Slurm's dependency for ``jobs``, by kind (``afterok``); None: no job is named.
 
-    ``JOB+10m`` is 10 minutes after that job has started, whatever the kind. Of a job that was resubmitted the current
-    one is meant.
+    ``JOB+10m`` is 10 minutes after that job has started, whatever the kind. A resubmitted job stands for its current
+    job.
 
     Raises:
         UnknownJobError: a word names no job. RequestError: a job of another cluster, or no delay in whole minutes.
@@ -308,7 +308,7 @@ def require_possible(jobs: Mapping[str, Sequence[str]], *, site: str | None = No
 
 
 def _excluding_end(kind: str, known: Known) -> str | None:
-    """Why the job of ``known`` can never be what ``kind`` waits for; None: it can be, or is."""
+    """Why the job can never satisfy the dependency ``kind``; None: it can."""
     if not all(record.state.ended or record.source == "nobody" for record in known.records):
         return None
     others = [record.state for record in known.records if record.state is not State.COMPLETED]

@@ -132,11 +132,12 @@ def _written(entry: Entry, *, reason: str | None = None) -> list[JobRecord]:
 
 
 def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord]], SchedulerError | None]:
-    """Ask once about the jobs in the queue, and once about those that have left it.
+    """Query the queue once, and the accounting once for jobs that have left it.
 
     Where the accounting does not answer, the second part of the result is its error, and the jobs that have left the
-    queue are reported as they last wrote: that nobody knows them any more is not known.
+    queue are reported by their own state files, since their absence from the accounting is not known.
     """
+    # The queue first: a job that ends between the two queries is found by one of them.
     queue = scheduler.queue()
     _adopt_continuations((member.entry for member in members), queue)
     by_parent = _by_parent(queue)
@@ -166,7 +167,7 @@ def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord
 
 
 def _adopt_continuations(entries: Iterable[Entry], queue: Iterable[JobRecord]) -> None:
-    """Record the queued job that continues an entry whose own process was killed before it could record that."""
+    """Record the queued job that continues an entry, if the process that resubmitted was killed before it did."""
     by_script: dict[str | None, list[JobRecord]] = {}
     for record in queue:
         if record.command is not None and record.job_id.isdigit():
@@ -181,7 +182,7 @@ def _adopt_continuations(entries: Iterable[Entry], queue: Iterable[JobRecord]) -
 
 
 def _leaves_in_parts(entry: Entry) -> bool:
-    """Whether tasks may have left the queue that nothing but the accounting can tell of."""
+    """Whether only the accounting can know tasks that left the queue."""
     return entry.is_foreign and entry.array is not None
 
 
@@ -198,12 +199,12 @@ def _by_parent(records: Iterable[JobRecord]) -> dict[str, list[JobRecord]]:
 
 
 def _ours(entry: Entry, by_parent: dict[str, list[JobRecord]]) -> list[JobRecord]:
-    """The entry's records, without those of strangers who were given the same id."""
+    """The entry's records, without other jobs of the same id."""
     return [record for record in _of(entry, by_parent) if is_ours(entry, record)]
 
 
 def _of(entry: Entry, by_parent: dict[str, list[JobRecord]]) -> list[JobRecord]:
-    """The records with the entry's id: all of its job's, or those of the one array task that is meant.
+    """Select records by the entry's id: of the complete job, or of one array task.
 
     A job that another one carries on keeps its own id. The last task of an array is, for a moment, accounted for under
     the array's bare id, which only an array that was cancelled before it began keeps.
@@ -221,7 +222,7 @@ def _of(entry: Entry, by_parent: dict[str, list[JobRecord]]) -> list[JobRecord]:
 
 
 def _correct(entry: Entry, record: JobRecord) -> JobRecord:
-    """Correct what the accounting has wrong for some seconds, or for good, by what the job wrote itself.
+    """Correct the accounting by the job's own state file, where the accounting is late or wrong.
 
     A job that has just ended may have its first node alone there. A job that completed while slurmctld was away, and
     whose limit had passed when it was back, met no limit.
@@ -231,8 +232,10 @@ def _correct(entry: Entry, record: JobRecord) -> JobRecord:
         return record
     if own.started > record.started + CLOCK_TOLERANCE_S and own.state.ended:
         return own  # the accounting lacks the last start
+    # Records of two different starts: they cannot correct each other.
     if abs(own.started - record.started) > CLOCK_TOLERANCE_S:
         return record
+    # Shortly after the end, the accounting may list the first node alone.
     hosts = set(hosts_of(own.node_list or ""))
     if set(hosts_of(record.node_list or "")) < hosts:
         record = msgspec.structs.replace(record, node_list=own.node_list, nnodes=len(hosts))
@@ -245,16 +248,21 @@ def _correct(entry: Entry, record: JobRecord) -> JobRecord:
 
 
 def _resolve(member: _Open, queued: list[JobRecord], accounted: list[JobRecord]) -> list[JobRecord]:
-    """For each task the record that counts: the queue's while the task is alive there (a requeued one is, whatever it
-    wrote about its last attempt), else the accounting's end, else the end that the job wrote itself."""
+    """Choose the record of each task.
+
+    The queue counts while the task is alive there, also if the task wrote the end of an earlier attempt; then the
+    accounting; then the task's own state file.
+    """
     entry = member.entry
+    # COMPLETING with such an end on record is a job on its way back to the queue; otherwise it is the job's own end.
     put_back = any(record.state in _PUT_BACK for record in accounted)
     alive = [r for r in queued if not r.state.ended and (put_back or r.state is not State.COMPLETING)]
     if member.accounted is not None:
         if not alive:
             return member.accounted
-        drop_accounting(entry)
+        drop_accounting(entry)  # requeued by hand: the kept end is not the last one
     if not alive and all(record.state.ended for record in accounted) and _is_complete(entry, accounted):
+        # sacct may correct a record for some minutes: an early one is shown, but not kept.
         if are_final(entry, accounted):
             keep_accounting(entry, accounted)
         return accounted
@@ -293,13 +301,13 @@ def _unknown(entry: Entry) -> JobRecord:
 
 
 def keep_accounts(slurm_conf: str, *, connect: Connect = connect) -> None:
-    """Ask the cluster, while it is there, about my jobs whose end is not yet recorded; one query of each kind.
+    """Ask the cluster before its removal about my jobs without a recorded end; one query of each kind.
 
     Raises:
         SchedulerError: it does not answer.
     """
     for entry, records in statuses(_open(slurm_conf), connect=connect):
-        if all(record.state.ended for record in records):  # there is no time left for them to settle
+        if all(record.state.ended for record in records):  # the cluster is removed now: later corrections cannot come
             keep_accounting(entry, records)
 
 

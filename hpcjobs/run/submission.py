@@ -1,7 +1,7 @@
-"""Records submitted jobs, finds those whose submitter was killed, and recognises what a laptop sends twice.
+"""Records submitted jobs, finds unrecorded ones of killed submitters, and recognises repeated submissions of a laptop.
 
 Before a job is handed over, a file in the state folder names its run folder; it is removed when the job is recorded.
-So every command finds a job whose submitter was killed in between.
+So every command finds the job if the submitter was killed in between.
 
 A laptop sends a token in HPCJOBS_SUBMISSION. The token is a file in the state folder, written before the job is handed
 over, and leads to the job of the first time.
@@ -74,7 +74,7 @@ class Begun(Submitter, frozen=True, kw_only=True):
 
 
 def begin(plan: Plan) -> None:
-    """Note that the plan's job is being handed over. Where the state folder cannot be written, `remember` says so."""
+    """Record that the plan's job is being handed over. If the state folder is read-only, `remember` warns."""
     job = plan.job
     begun = Begun(
         run_dir=str(plan.run_dir), scheduler=job.scheduler, slurm_conf=job.slurm_conf,
@@ -127,8 +127,8 @@ def remember(plan: Plan, taken: Submitted, *, submitted: float | None = None) ->
 
     ``submitted`` is when that was, if not just now.
 
-    The job runs whether that can be written or not: what cannot is a warning, and either record is enough. What the
-    scheduler printed for the user is a warning too.
+    The job runs in any case, so a failed write is a warning, and either record is enough. Messages of the scheduler are
+    warnings too.
     """
     job = plan.job
     for message in taken.messages:
@@ -170,7 +170,7 @@ the process that started it."""
 
 
 def plan_in(run_dir: Path) -> Plan:
-    """The plan whose run folder this is.
+    """Read the plan of a run folder.
 
     Raises:
         RequestError: its files cannot be used.
@@ -185,7 +185,7 @@ def plan_in(run_dir: Path) -> Plan:
 
 
 def adopt_job(run_dir: Path, scheduler: JobQueue) -> Entry | None:
-    """The job that was given this folder's script, recorded now if it was not; None: there is none.
+    """Find the job of this folder's script, and record it if necessary; None: no such job.
 
     Raises:
         SchedulerError: it does not answer, so there may be one.
@@ -197,14 +197,14 @@ def adopt_job(run_dir: Path, scheduler: JobQueue) -> Entry | None:
                 index.add(entry)
         forget(run_dir)
         return entry
-    if not (run_dir / JOB_SCRIPT).exists():  # it is written last: nothing was submitted yet
+    if not (run_dir / JOB_SCRIPT).exists():  # the script is written last: not submitted yet
         return None
     taken = scheduler.find_submitted(plan := plan_in(run_dir))
     return remember(plan, taken[0], submitted=began_at(run_dir)) if taken else None
 
 
 def read_index() -> index.Index:
-    """The index, once it has the jobs whose submitters were killed before they recorded them."""
+    """Read the index, after recording jobs of killed submitters."""
     begun = [each for each in read_begun() if not each.is_under_way]
     for each in begun:
         with suppress(SchedulerError, RequestError):  # it is not known yet: the next command asks again
@@ -232,7 +232,7 @@ class _Claim(Submitter, frozen=True, kw_only=True):
 
     run_dir: str
     finished: bool = False
-    """Of a sweep: everything of it was handed over."""
+    """Whether a sweep was handed over completely."""
 
 
 class Submission:
@@ -242,7 +242,7 @@ class Submission:
         self._path = path
 
     def find_job(self, scheduler: JobQueue) -> Entry | None:
-        """The job that was submitted with this token; one that is being submitted is awaited. None: there is none.
+        """The job with this token, awaited while it is being submitted; None: no such job.
 
         Raises:
             SchedulerDownError: another login host began it just now, and it is not known how that ended.
@@ -256,7 +256,7 @@ class Submission:
         return entry
 
     def find_end(self) -> float | None:
-        """When the sweep that was submitted with this token was handed over; None: it was not, or not all of it.
+        """When the sweep with this token was handed over completely; None: it was not.
 
         Raises:
             SchedulerDownError: as `find_job`.
@@ -268,7 +268,7 @@ class Submission:
         return None
 
     def _await_claim(self) -> _Claim | None:
-        """What is on record, once no process of this host submits with this token."""
+        """The claim, once no process of this host submits with this token."""
         while (claim := self._read()) is not None and not claim.finished and claim.is_under_way:
             text = f"process {claim.pid} of this host is submitting this already: waiting for it"
             warnings.warn(text, HpcJobsWarning, stacklevel=3)  # printed once
@@ -325,7 +325,7 @@ def next_submission() -> Submission | None:
 
 @contextmanager
 def finish_without_terminal() -> Iterator[None]:
-    """Within the block, a lost connection does not end this process: what it does will be on record."""
+    """Within the block, a lost connection does not end this process before it has recorded the job."""
     if current_thread() is not main_thread():
         yield
         return

@@ -39,7 +39,7 @@ def count_against_budget(job: Job) -> Iterator[None]:
     """Submit ``job`` inside: it is counted first, with the most that it may use, and not if it was not accepted.
 
     Raises:
-        ConfigError: the variable is no budget. RequestError: the job could exceed what is left of it.
+        ConfigError: the variable is not a budget. RequestError: the job could exceed the rest of it.
     """
     text = os.environ.get(VARIABLE)
     if not text:
@@ -128,12 +128,11 @@ def submit(
 ) -> JobHandle:
     """Write the run folder (``prepare`` adds to it), hand the script over, remember the job.
 
-    A refused job leaves nothing behind. What a laptop sends twice is submitted once: the job of the first time is
-    returned. Where it is not known whether the scheduler took the job, the run folder stays, so that a job which did
-    get through finds it.
+    A refused job leaves no files. A submission that a laptop repeats is submitted once: the first job is returned. If
+    it is not known whether the scheduler took the job, the run folder stays, so that an accepted job finds it.
 
     Raises:
-        RequestError: this is no plan, the run folder cannot be made, or another cluster would be asked about the job.
+        RequestError: no plan was given, the run folder cannot be made, or another cluster would be asked about the job.
         ConfigError: it was made by an untrusted site file or template.
         SchedulerError: the scheduler refused, or did not answer.
     """
@@ -194,7 +193,7 @@ def _submit(plan: Plan, scheduler: JobQueue, prepare: Callable[[Plan], None] | N
 
 
 def hand_over(plan: Plan, scheduler: JobQueue, *, refused: Callable[[Plan], None] | None = None) -> JobHandle:
-    """Submit the script that lies in the plan's run folder already, and record the job.
+    """Submit the script in the plan's run folder, and record the job.
 
     A signal that would end this process comes after that: a job that the scheduler has accepted is always recorded.
     ``refused`` is called where no job was accepted.

@@ -26,14 +26,14 @@ OUTAGE_S = 10.0
 """Between questions about the end of jobs while the scheduler does not answer."""
 _ACCOUNTING_DELAYS_S = (0.5, 1.0, 2.0, 4.0)
 _LATE_DELAYS_S = (10.0,) * 12
-"""After these, as long as the accounting alone can tell how a job ended."""
+"""Further delays while only the accounting can know how a job ended."""
 _RECENT_S = 300.0
 
 Progress = Callable[[list[JobRecord]], None]
-"""Called at every look with what is new, by the jobs themselves, and with what the scheduler answers.
+"""Called at every look with new states of the jobs, and with the answers of the scheduler.
 
-Not that a job has failed or was cancelled, as long as it says so alone: the scheduler may know the cause, such as a
-time limit. The final records have that at the latest.
+A failure or cancellation that only the job itself reports is held back: the scheduler may know the cause, such as a
+time limit. The final records contain it at the latest.
 """
 
 
@@ -60,7 +60,7 @@ class Watch:
         self._was_alive: set[str] = set()
         self._last_own: dict[str, JobRecord] = {}
         self._to_confirm: dict[str, Entry] = {}
-        """Jobs that have written an end whose cause the scheduler may know better."""
+        """Jobs with an end that the scheduler may explain better."""
         self._report = report
 
     def look(self) -> list[str]:
@@ -84,7 +84,7 @@ class Watch:
         return sorted(self._waiting)
 
     def again(self, known: Iterable[Known]) -> None:
-        """Watch on: these were requeued, so what they wrote about their last end is out of date."""
+        """Continue to watch jobs that were requeued; their own last end is out of date."""
         for entry, records in known:
             for task in (task for record in records if not record.state.ended for task in task_ids(record.job_id)):
                 own = own_record(entry, task)
@@ -111,7 +111,7 @@ class Watch:
         raise AssertionError("unreachable: the last delay is None")
 
     def _is_uncertain(self, record: JobRecord) -> bool:
-        """The job has just ended, and the accounting alone can tell how.
+        """Whether the job has just ended, and only the accounting knows how.
 
         A lost node lets no job write its end, and a job that is cancelled and one at its time limit write the same.
         """
@@ -133,7 +133,7 @@ class Watch:
         return [e for e in self._entries if id(e) in waiting and (due or not e.kind.has_nodes)]
 
     def _is_foreign(self) -> bool:
-        """Whether the scheduler alone tells of the end of one that is waited for."""
+        """Whether only the scheduler knows the end of an awaited job."""
         return any(entry.is_foreign for entry in self._waiting.values())
 
     def _note(self, records: list[JobRecord]) -> None:
@@ -198,18 +198,18 @@ def wait(
 
 
 def _over(record: JobRecord) -> bool:
-    """Ended, forgotten by a scheduler that has been asked in vain, or waiting for what can no longer happen."""
+    """Whether the job has ended, is unknown to its scheduler, or waits for an impossible dependency."""
     forgotten = record.state is State.UNKNOWN and record.source == "nobody"
     return record.state.ended or forgotten or is_never_met(record)
 
 
 def _is_unconfirmed(record: JobRecord) -> bool:
-    """The job alone says that it failed or was cancelled: at its time limit, or out of memory, it writes the same."""
+    """Whether only the job reports a failure or cancellation: at its time limit or out of memory it writes the same."""
     return record.source == "job" and record.state.ended and record.state is not State.COMPLETED
 
 
 def _ask_or_read(all_entries: list[Entry], outage: Outage, *, connect: Connect) -> list[Known] | None:
-    """The scheduler's records; while it does not answer, what the jobs wrote, if each has written its end; else None.
+    """The scheduler's records; while it does not answer, the jobs' own ends if all are written, otherwise None.
 
     Raises:
         SchedulerError: it has never answered, and a job has not written its end.
@@ -227,7 +227,7 @@ def _ask_or_read(all_entries: list[Entry], outage: Outage, *, connect: Connect) 
 
 
 def exit_code(known: Iterable[Known]) -> int:
-    """The code a waiting command ends with: 0 if all completed, else the first one that is not 0."""
+    """The exit code of a waiting command: 0 if all jobs completed, otherwise the first other code."""
     codes = [_code(record) for job in known for record in job.records]
     return next((code for code in codes if code), 0)
 

@@ -1,1 +1,1 @@
-"""Samples of what a node does for one job of any program: beside its processes, with a Python 3.6 and nothing else."""
+"""Samples the load of a node by one job of any program; needs only Python 3.6."""

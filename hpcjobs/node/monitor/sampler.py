@@ -1,4 +1,4 @@
-"""Samples what a job does on this node into its run folder: processes, control group, network and GPUs.
+"""Samples the load of a job on this node: processes, control group, network and GPUs.
 
 Node 0 of the job writes monitor.jsonl, node N monitor-N.jsonl.
 """
@@ -41,7 +41,7 @@ class JobGroup:
         return None
 
     def limit_bytes(self) -> Optional[int]:
-        """The least limit of the job's group and of all groups that it lies in."""
+        """The least limit of the job's group and its parents."""
         limits = []
         folder = self._memory or self._root
         while folder != self._root:
@@ -60,7 +60,7 @@ class JobGroup:
 
 
 def _folder(root: str, own: str, controller: str) -> Optional[str]:
-    """Where the job's group is mounted: the ``job_N`` above this process."""
+    """Folder of the job's group: the ``job_N`` above this process."""
     try:
         with open(own) as file:
             lines = file.read().splitlines()
@@ -114,14 +114,14 @@ def load_library() -> Optional[Any]:
 
 _OF_OTHER_VENDORS = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _NONE_HELD = ("", "-1", "NoDevFiles")
-"""What Slurm and users write for "no GPU"."""
+"""Values of Slurm and of users for "no GPU"."""
 
 
 class GpuReader:
-    """Those that the job holds: of CUDA_VISIBLE_DEVICES, else all that the node lets it see."""
+    """Reads the GPUs of the job: CUDA_VISIBLE_DEVICES, otherwise all visible ones."""
 
     are_held: bool
-    """Also those that cannot be read: of another vendor, or without a driver's library."""
+    """Whether the job has GPUs, also unreadable ones: of another vendor, or without a driver's library."""
 
     def __init__(self, environ: Mapping[str, str], library: Optional[Any]) -> None:
         self._library = library
@@ -161,7 +161,7 @@ class GpuReader:
         }
 
     def _each(self, kind: Any, function: str, take: Callable[[Any], float], *arguments: int) -> List[float]:
-        """What a device does not tell (a part of a GPU has no utilisation of its own) is left out."""
+        """Ask each device; a value that it lacks is left out (a part of a GPU has no utilisation of its own)."""
         answers = []
         for handle in self._handles:
             value = kind()
@@ -184,7 +184,7 @@ class Usage(NamedTuple):
     memory_source: str
     """``pss``; ``rss`` where the share of a process could not be read: shared memory then counts for each."""
     cpu_s: float
-    """Also that of processes that have ended since the first look, as far as they were seen or waited for."""
+    """Including processes that ended since the first look, if they were seen or waited for."""
     read_bytes: int
     written_bytes: int
     ranks: FrozenSet[int]
@@ -195,7 +195,7 @@ class Usage(NamedTuple):
 
 
 class _Described(NamedTuple):
-    """What the environment of a process says, as long as it runs the same program."""
+    """Facts from the environment of a process, valid while it runs the same program."""
 
     key: bytes
     is_of_the_job: bool
@@ -212,7 +212,7 @@ class _Spent(NamedTuple):
 
 
 class JobProcesses:
-    """Reads /proc; what it has learnt of a process is kept until the process runs another program or ends."""
+    """Reads /proc; facts about a process are kept until it ends or runs another program."""
 
     def __init__(self, job_id: str, *, proc: str = "/proc") -> None:
         self._marks = {b"HPCJOBS_JOB_ID=" + job_id.encode(), b"SLURM_JOB_ID=" + job_id.encode()}
@@ -222,7 +222,7 @@ class JobProcesses:
         self._ended_s = 0.0
 
     def read(self, *, memory: bool = True) -> Usage:
-        """What the job's processes use now; without ``memory`` faster, where the job's control group counts it."""
+        """The current usage of the job's processes; faster without ``memory``, if the control group counts it."""
         seen: Dict[int, _Described] = {}
         spent: Dict[int, _Spent] = {}
         held = read = written = 0
@@ -265,7 +265,7 @@ class JobProcesses:
         return Usage(held, memory_source, cpu_s, read, written, frozenset(ranks), cores, requested or None)
 
     def _is_counted(self, pid: int, spent: Dict[int, _Spent]) -> bool:
-        """Whether ``spent`` has the time of a process seen before: as its own, or as that of a parent of the job."""
+        """Whether ``spent`` contains the time of a known process: in its own entry or a parent's entry."""
         for _ in range(len(self._spent)):
             last = self._spent.get(pid)
             if last is None:
@@ -279,7 +279,7 @@ class JobProcesses:
         """The fields from the state on, and the program's name behind them; None: ended, or another user's."""
         try:
             if self._user and os.stat(f"{self._proc}/{pid}").st_uid != self._user:
-                return None  # it may not be read, and half of what a sample costs are such processes
+                return None  # unreadable, and such processes are half of a sample's cost
             file = os.open(f"{self._proc}/{pid}/stat", os.O_RDONLY)
         except OSError:
             return None
@@ -293,7 +293,7 @@ class JobProcesses:
         return None if fields[0] == b"X" else [*fields, head.partition(b"(")[2]]
 
     def _describe(self, pid: int, key: bytes) -> _Described:
-        """What may not be read is not the job's."""
+        """Read the environment; an unreadable process does not belong to the job."""
         try:
             with open(f"{self._proc}/{pid}/environ", "rb") as file:
                 entries = set(file.read().split(b"\0"))
@@ -309,7 +309,7 @@ class JobProcesses:
         return _Described(key, True, None, _requested_bytes(variables))
 
     def _proportional_bytes(self, pid: int) -> Optional[int]:
-        """Memory of a process, its share of what it has in common with others (Linux 4.14); None: not to be read."""
+        """Memory of a process with its share of common pages (Linux 4.14); None: unreadable."""
         try:
             with open(f"{self._proc}/{pid}/smaps_rollup", "rb") as file:
                 line = next((line for line in file if line.startswith(b"Pss:")), None)
@@ -327,7 +327,7 @@ class JobProcesses:
 
 
 def _requested_bytes(variables: Mapping[bytes, bytes]) -> int:
-    """Slurm counts megabytes, for the node or for each of its cores; 0 is all of the node, of which it says no more."""
+    """Memory request in bytes; Slurm counts megabytes per node or per core, and 0 means the complete node."""
     texts = (variables.get(name, b"") for name in (b"SLURM_MEM_PER_NODE", b"SLURM_MEM_PER_CPU", b"SLURM_CPUS_ON_NODE"))
     per_node, per_cpu, cpus = (int(text) if text.isdigit() else 0 for text in texts)
     return (per_node or per_cpu * cpus) << 20
@@ -344,7 +344,7 @@ def _cores(pids: List[int]) -> FrozenSet[int]:
 IDLE_PERCENT = 5.0
 """Below it, GPUs (where there are none, cores) count as idle."""
 RECENT_S = 60.0
-"""Over so long `busy_percent` is a mean."""
+"""Period of the mean `busy_percent`."""
 
 
 class NodeSampler:
@@ -375,7 +375,7 @@ class NodeSampler:
         cores = len(usage.cores) or os.cpu_count() or 1
         cpu_percent = min(100.0, max(0.0, 100 * cpu_s / passed / cores))
         limit, gpu = self._group.limit_bytes(), self._gpus.read()
-        # Cores say nothing of GPUs that are held and cannot be read, such as parts of one.
+        # The load of cores does not show whether unreadable GPUs, such as parts of one, are idle.
         busy = gpu["gpu_percent"] if self._gpus.are_held else cpu_percent
         values: Dict[str, Any] = {
             "cpu_percent": round(cpu_percent, 2),
@@ -435,11 +435,11 @@ def _network() -> Tuple[int, int]:
 
 
 _FRESH = 3
-"""A file written within so many intervals has a writer, unless its last line says that it has ended."""
+"""A file that was written within this many intervals has a writer, unless its last line is an end."""
 
 
 def watch(run_dir: str, job_id: str, interval_s: float, environ: Mapping[str, str]) -> int:
-    """Sample until SIGTERM. Where somebody samples this node already, say so and leave: 1 if it is another job."""
+    """Sample until SIGTERM. If another sampler writes for this node, report that and end: 1 if it is of another job."""
     signals = SignalPipe(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
     node = int(environ.get("SLURM_NODEID", "0"))
     path = os.path.join(run_dir, monitor_name(node))
@@ -456,7 +456,7 @@ def watch(run_dir: str, job_id: str, interval_s: float, environ: Mapping[str, st
 def _sample(
     file: io.FileIO, path: str, signals: SignalPipe, job_id: str, interval_s: float, environ: Mapping[str, str]
 ) -> None:
-    """Append samples until SIGTERM; those of another node or job, an attempt before this one, are removed first."""
+    """Append samples until SIGTERM; samples of another node or job (an earlier attempt) are removed first."""
     sampler = NodeSampler(JobProcesses(job_id), JobGroup(), GpuReader(environ, load_library()))
     host = environ.get("SLURMD_NODENAME") or os.uname().nodename
     head = _read_head(path)
@@ -490,7 +490,7 @@ def _lock(file: io.FileIO) -> bool:
 
 
 def _append(file: io.FileIO, line: str) -> None:
-    """A sample that a full disk does not take is lost; the next one is tried anew."""
+    """Append a line; on a full disk it is lost, and the next one is tried."""
     try:
         file.write(line.encode() + b"\n")
     except OSError as error:
@@ -519,7 +519,7 @@ def _has_complete_lines(path: str) -> bool:
 
 
 def _writer(path: str, interval_s: float) -> Optional[str]:
-    """The host that writes to ``path`` now; None: nobody does. A line that is being written is a sign of somebody."""
+    """The host that writes to ``path`` now; None: no writer. An incomplete line is a sign of a writer."""
     try:
         status = os.stat(path)
         with open(path, "rb") as file:

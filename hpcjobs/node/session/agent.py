@@ -1,4 +1,4 @@
-"""The session on its node: from the settings to a server that answers, and to an end that leaves nothing behind."""
+"""Runs a session on its node: starts the server, watches it, and cleans up."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ _ASK_S = 5.0
 
 
 class ServerRequest(NamedTuple):
-    """What a server is made from."""
+    """Input of a server's command."""
 
     settings: Settings
     token: str
@@ -93,12 +93,12 @@ class ServerRequest(NamedTuple):
 
     @property
     def socket(self) -> str:
-        """Where the server is to listen."""
+        """Path of the server's socket."""
         return str(self.private / "server.socket")
 
 
 class Server(NamedTuple):
-    """What is run, the variables added to its environment, and the page to open."""
+    """A server's command, additional variables, and the page to open."""
 
     command: list[str]
     environment: dict[str, str]
@@ -106,17 +106,17 @@ class Server(NamedTuple):
 
 
 LEAST = {"jupyter_server": 2, "jupyterlab": 3, "notebook": 7}
-"""Major versions from which on a session works: older servers know other settings, and do not answer these requests."""
+"""Least major versions: older servers have other settings, and do not answer these requests."""
 PACKAGES = {
     "lab": ("jupyterlab", "jupyter_server", "ipykernel"),
     "notebook": ("notebook", "jupyter_server", "ipykernel"),
     "code": (),
 }
-"""What a server of each kind needs of its Python."""
+"""Packages that a server of each kind needs."""
 
 
 def missing(kind: str) -> str | None:
-    """What this Python lacks for a server of ``kind``, and how to get it; None: nothing."""
+    """The missing packages for a server of ``kind``, and how to install them; None: complete."""
     if kind == "code":
         return None if shutil.which("code-server") else "no code-server on PATH of the node"
     problems = [problem for name in PACKAGES[kind] if (problem := _problem(name)) is not None]
@@ -136,7 +136,7 @@ def _problem(package: str) -> str | None:
     try:
         installed = version(package)
     except PackageNotFoundError:
-        return None  # it is there, however it came: the server says what it does not like
+        return None  # present, installed in any way: the server reports its own problems
     major = installed.partition(".")[0]
     least = LEAST.get(package)
     if least is None or not major.isdigit() or int(major) >= least:
@@ -145,7 +145,7 @@ def _problem(package: str) -> str | None:
 
 
 def jupyter(request: ServerRequest) -> Server:
-    """JupyterLab or Notebook: the user's own configuration is read, and what a session needs stands above it.
+    """JupyterLab or Notebook: the user's own configuration is read, and the session's settings override it.
 
     Jupyter reads ``JUPYTER_CONFIG_PATH`` before the user's folders, file by file, so ours has the name of each file in
     which a user may set the same thing. Kernels talk over sockets in a private folder: what they print over loopback,
@@ -250,7 +250,7 @@ class _SocketConnection(http.client.HTTPConnection):
 
 
 def ask(where: str, path: str, token: str) -> dict[str, object] | None:
-    """What the server at the socket ``where`` says at ``path``, as JSON; None: no answer, or it refuses the token."""
+    """The JSON answer of the server at the socket ``where``; None: no answer, or the token is refused."""
     connection = _SocketConnection(where)
     try:
         connection.request("GET", path, headers={"Authorization": f"token {token}"})
@@ -288,8 +288,8 @@ _ANSWER_S = 300.0
 _LOOK_S, _LOOK_AGAIN_S = 0.2, 15.0
 _STOP_S = 15.0
 _LONGEST_PARENT = 40
-"""Bytes of the folder that the private one is in: a socket's path has at most 107, and that of a kernel's socket has 67
-more: ``/hpcjobs-12345678/kernel-`` and the kernel's id, ``-ipc-1``."""
+"""Bytes of the parent of the private folder: a socket's path has at most 107 bytes, and a kernel's socket adds 67:
+``/hpcjobs-12345678/kernel-`` and the kernel's id, ``-ipc-1``."""
 _LAST_WARNING_S = 60.0
 _HEARD = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD}
 
@@ -384,7 +384,7 @@ class _Session:
         return max(_LOOK_S, min(due))
 
     def _announce(self, path: str) -> None:
-        """Once the server answers: say where.
+        """Publish the address once the server answers.
 
         Its socket gets a new name then. Any user reads the first one in /proc/net/unix, and could listen at it after
         the session's end, where a laptop's tunnel may still lead; the second one is known to its owner alone.
@@ -441,7 +441,7 @@ class _Session:
         _say(f"{why}{until}Open documents are saved.")
 
     def _clear(self, home: Path) -> None:
-        """What holds the token, or points at a server that is gone."""
+        """Remove files with the token or the address of an ended server."""
         for path in (self._run_dir / files.CONNECTION, self._run_dir / files.COMMAND):
             path.unlink(missing_ok=True)
         (home / "code.yaml").unlink(missing_ok=True)
@@ -457,8 +457,10 @@ def _ends(settings: Settings, started: float) -> float | None:
 
 
 def _environment(settings: Settings) -> dict[str, str]:
-    """What notebooks see: without the layout of the job's tasks, which an srun in a cell would take for its own, and a
-    library for that of a training run."""
+    """The environment of notebooks, without the layout of the job's tasks.
+
+    An srun in a cell would take it for its own, and libraries for the layout of a training run.
+    """
     prefixes, names, exceptions = (settings.hidden[key] for key in ("prefixes", "names", "exceptions"))
     return {
         name: value

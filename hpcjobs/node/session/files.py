@@ -4,7 +4,7 @@ session.json              the request, for the node
 session.pyz               the code of this package
 connection.json           where the server answers, and its token; there only while it answers
 port_forwarding_command   the command that a laptop types; there as long
-session/                  what the server reads: configuration, kernels, extensions
+session/                  files of the server: configuration, kernels, extensions
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ SETTINGS, BUNDLE, CONNECTION, COMMAND, FOLDER = (
 SCHEMA = 2
 """Of ``connection.json``; in the first one a server listened at a port."""
 PRIVATE = "{private}"
-"""In the words of a kernel: the node's folder in which it meets the server."""
+"""Placeholder in a kernel's command for the private folder on the node."""
 
 
 class Kernel(NamedTuple):
-    """A kernel beside the server's own Python: how it is called, and the words that start its Python."""
+    """A further kernel: its name, and the command of its Python."""
 
     name: str
     python: list[str]
@@ -44,13 +44,13 @@ class Settings(NamedTuple):
     kind: str
     """``lab``, ``notebook`` or ``code``."""
     folder: str
-    """Where the server's files begin."""
+    """Root folder of the server's files."""
     ssh_to_nodes: bool
     login: str | None
     """``user@host``; None: the session is on the machine that the user sits at."""
     user: str
     relay: list[str]
-    """What runs on the login node in front of ``session.pyz``: its Python."""
+    """The login node's Python, before ``session.pyz``."""
     srun: str | None
     """Path of srun there; None: no Slurm."""
     slurm_conf: str | None
@@ -61,11 +61,11 @@ class Settings(NamedTuple):
     """None: made on the node."""
     kernels: list[Kernel]
     in_image: bool
-    """The server runs in a container, whose Python is not that of the node."""
+    """Whether the server runs in a container, with another Python than the node's."""
     hidden: dict[str, list[str]]
-    """What notebooks do not see of the job's environment: ``prefixes`` and ``names``, without the ``exceptions``."""
+    """Variables hidden from notebooks: ``prefixes`` and ``names``, without the ``exceptions``."""
     relay_folder: str = ""
-    """Where the relay listens on the login host: a folder that no other user can make in its place."""
+    """Folder of the relay's sockets on the login host; no other user can create it."""
 
 
 class Connection(NamedTuple):
@@ -76,21 +76,21 @@ class Connection(NamedTuple):
     kind: str
     host: str
     socket: str
-    """Where the server listens: a file that only its owner can open."""
+    """The server's socket, a file that only its owner can open."""
     port: int | None
-    """A port of loopback that leads to the socket, for a session on this machine; None: there is none."""
+    """A port of loopback that leads to the socket, for a session on this machine; None on a cluster."""
     token: str
     path: str
-    """Of the page, with a leading slash."""
+    """Path of the page, with a leading slash."""
     python: str
     """One that runs ``session.pyz`` on that host."""
     started: float
     ends: float | None
-    """The time limit; None: there is none."""
+    """The time limit; None: no limit."""
 
 
 def read_settings(run_dir: Path) -> Settings:
-    """The request of this run folder's session; what an earlier version asked for beside it is left out."""
+    """Read the request of this run folder's session; unknown settings of another version are left out."""
     values: dict[str, Any] = json.loads((run_dir / SETTINGS).read_text(encoding="utf-8"))
     known = {name: value for name, value in values.items() if name in Settings._fields}
     return Settings(**{**known, "kernels": [Kernel(*kernel) for kernel in values["kernels"]]})
@@ -107,7 +107,7 @@ def forget_token(run_dir: Path) -> None:
 
 
 def read_connection(run_dir: Path) -> Connection | None:
-    """Where the session answers; None: not yet, no longer, or not in a way that this version knows."""
+    """The session's address; None: not yet, no longer, or of an unknown schema."""
     try:
         values: dict[str, Any] = json.loads((run_dir / CONNECTION).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -119,7 +119,7 @@ _FAIL_EARLY = ("-o", "ExitOnForwardFailure=yes")
 
 
 class Tunnel(NamedTuple):
-    """The arguments of ssh: options, where the forwarded port leads, and the host (with what runs there)."""
+    """The arguments of ssh: options, target of the forwarded port, and the host with its command."""
 
     options: tuple[str, ...]
     to: str
@@ -148,12 +148,12 @@ def tunnel(settings: Settings, connection: Connection, run_dir: Path) -> Tunnel 
 
 
 def relay_socket(folder: str, job_id: str) -> str:
-    """Where the relay of a job listens on the login node."""
+    """Socket of a job's relay on the login node."""
     return f"{folder}/{job_id}.socket"
 
 
 def local_port(connection: Connection) -> int:
-    """The port to open: that of this machine, or one to suggest for a laptop whose free ports are not known."""
+    """The port to open: of this machine, or a suggestion for a laptop."""
     return connection.port or 20000 + sum(map(ord, connection.job_id)) * 131 % 12000
 
 

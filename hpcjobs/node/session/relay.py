@@ -28,7 +28,7 @@ from hpcjobs.slurm_commands import cluster_env, start_beside
 
 WINDOW = 1 << 18
 GREETING = b"hpcjobs carries 1\n"
-"""Before the first frame: what a prolog prints comes ahead of it."""
+"""Mark before the first frame: output of a prolog may come first."""
 _HEADER = struct.Struct("!IBI")
 _OPEN, _DATA, _END, _CREDIT = range(4)
 _CHUNK = 1 << 15
@@ -39,7 +39,7 @@ Connect = Callable[[], Awaitable["tuple[asyncio.StreamReader, asyncio.StreamWrit
 
 
 class _Stream:
-    """One connection: what came for it, and how much may still be sent."""
+    """One connection: received bytes, and the number of bytes that may still be sent."""
 
     def __init__(self) -> None:
         self.arrived: asyncio.Queue[bytes] = asyncio.Queue()
@@ -117,12 +117,12 @@ class Mux:
         await self._carry(number, reader, writer)
 
     async def _carry(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Both directions, each to its own end: a client may have sent everything and still wait for the answer."""
+        """Copy both directions, each to its own end: a client may still wait for the answer after its last byte."""
         outward = asyncio.ensure_future(self._outward(number, reader))
         try:
             await self._inward(number, writer)
             await outward
-        except OSError:  # nobody reads any more
+        except OSError:  # the reader has ended
             pass
         finally:
             outward.cancel()
@@ -208,7 +208,7 @@ async def _listen(step: asyncio.subprocess.Process, where: Path) -> int:
     server = await asyncio.start_unix_server(mux.connect, str(beside))
     os.chmod(beside, 0o600)
     mine = beside.stat().st_ino
-    beside.rename(where)  # the newest relay is the one that new connections find
+    beside.rename(where)  # new connections find the newest relay
     carrying = asyncio.ensure_future(mux.run())
     try:
         await asyncio.wait({carrying, peer_ended}, return_when=asyncio.FIRST_COMPLETED)
