@@ -92,6 +92,20 @@ class EvaluationLine(NamedTuple):
     """Metrics of a workload of your own."""
 
 
+class EpochLine(NamedTuple):
+    """A trainer has ended an epoch that it began in this attempt."""
+
+    step: int
+    time_s: float | None = None
+    epoch: int | float | None = None
+    epoch_s: float | None = None
+    """Seconds of the epoch, with its evaluations and checkpoints."""
+    evaluation_share: float | None = None
+    """The part of it spent in evaluations, 0 to 1."""
+    data_wait_share: float | None = None
+    """The part of it that rank 0 spent waiting for batches, 0 to 1."""
+
+
 class CheckpointLine(NamedTuple):
     """A checkpoint was written."""
 
@@ -119,10 +133,10 @@ class FigureLine(NamedTuple):
     time_s: float | None = None
 
 
-Line = FigureLine | RunLine | StepLine | EvaluationLine | CheckpointLine | EndLine
+Line = FigureLine | RunLine | StepLine | EvaluationLine | EpochLine | CheckpointLine | EndLine
 LINES: dict[str, type[Line]] = {
     "run": RunLine, "step": StepLine, "evaluation": EvaluationLine, "checkpoint": CheckpointLine, "end": EndLine,
-    "figure": FigureLine,
+    "epoch": EpochLine, "figure": FigureLine,
 }  # fmt: skip
 """The types of lines by their ``kind``."""
 

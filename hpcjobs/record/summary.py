@@ -165,6 +165,12 @@ class RunSummary:
     imbalance: float | None = None
     """The largest ``compute_s`` + ``data_wait_s`` of a rank over the mean of all ranks, less 1: 0.1 is a slowest rank
     that takes 10 % longer than the mean."""
+    epoch_s: Quantiles | None = None
+    """Of complete epochs of a trainer, with their evaluations and checkpoints."""
+    evaluation_share: float | None = None
+    """The part of these epochs that was spent in evaluations, 0 to 1."""
+    data_wait_share: float | None = None
+    """The part of these epochs that rank 0 spent waiting for batches, 0 to 1."""
     exposed_communication_s: Quantiles | None = None
     """The part of a step that waits for gradients of other ranks ([below](#exposed-communication))."""
     checkpoint_stall_s: Quantiles | None = None

@@ -79,6 +79,28 @@ def test_the_throughput_of_a_trainer_is_its_work_over_the_time_of_its_steps() ->
     assert left["elapsed_s"] >= took + beside
 
 
+def test_an_epoch_is_timed_with_its_evaluation_and_its_waits_for_data(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    flags = ("--epochs", "3", "--log-every", "1", "--batch-size", "250")
+    folder, left = run_of("--ntasks-per-node", "1", "hpcjobs.trainers.ddp", *flags)
+    lines = pd.read_json(folder / "metrics.jsonl", lines=True)
+    epochs = lines[lines["kind"] == "epoch"]
+    steps, evaluations = lines[lines["kind"] == "step"], lines[lines["kind"] == "evaluation"]
+    assert epochs["epoch"].to_list() == [0, 1, 2]
+    assert epochs["step"].to_list() == [16, 32, 48]  # 4000 digits
+    between = np.diff(epochs["time_s"])
+    assert epochs["epoch_s"].iloc[1:].to_numpy() == pytest.approx(between, rel=0.05, abs=0.01)
+    waits = steps.groupby("epoch")["data_wait_s"].sum().to_numpy()
+    assert (epochs["data_wait_share"] * epochs["epoch_s"]).to_numpy() == pytest.approx(waits, rel=0.02, abs=1e-3)
+    last_steps = steps[steps["step"].isin(evaluations["step"])]["time_s"].to_numpy()
+    evaluated = evaluations["time_s"].to_numpy() - last_steps
+    assert (epochs["evaluation_share"] * epochs["epoch_s"]).to_numpy() == pytest.approx(evaluated, rel=0.1, abs=0.02)
+    assert left["epoch_s"]["count"] == 3
+    assert left["epoch_s"]["median"] == pytest.approx(np.median(epochs["epoch_s"]))
+    for share in ("evaluation_share", "data_wait_share"):
+        assert left[share] == pytest.approx((epochs[share] * epochs["epoch_s"]).sum() / epochs["epoch_s"].sum())
+
+
 def test_the_figures_of_two_ranks_are_those_of_their_lines_and_of_the_network(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     flags = ("--steps", "30", "--log-every", "1", "--eval-every", "10", "--probe-every", "10", "--monitor")

@@ -81,6 +81,8 @@ class TrainingRun:
             self.evaluate(step, epoch)
         if saves:  # after the evaluation, whose loss decides which checkpoint is the best
             self.checkpoints.save(step, epoch)
+        if self.plan.ends_epoch(step):
+            self.recorder.end_epoch(step, epoch)
         self.stop_if_asked(step, epoch)
         self.profiler.start_if_due(step)
 
@@ -95,7 +97,8 @@ class TrainingRun:
 
     def evaluate(self, step: int, epoch: int) -> None:
         """Scores the held-out part; a collective call."""
-        result = self.evaluator.evaluate(boundary=lambda: self._evaluating(step, epoch))
+        with self.recorder.time_evaluation():
+            result = self.evaluator.evaluate(boundary=lambda: self._evaluating(step, epoch))
         self.recorder.record_evaluation(result, step, epoch)
 
     def evaluate_resumed(self) -> None:

@@ -10,10 +10,11 @@ import platform
 import resource
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -42,11 +43,17 @@ class Meter:
     device: torch.device
     step_s: array[float] = field(default_factory=_seconds)
     wait_s: array[float] = field(default_factory=_seconds)
+    epoch_began: float | None = None
+    """Start of the first step of the current epoch; None: none has begun."""
+    epoch_first: int = 0
+    """Steps before the current epoch."""
     _began: float = 0.0
     _events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
 
     def begin(self) -> None:
         self._began = time.perf_counter()
+        if self.epoch_began is None:
+            self.epoch_began, self.epoch_first = self._began, len(self.wait_s)
         if self.device.type == "cuda":
             start, end = _event(), _event()
             start.record()
@@ -88,6 +95,14 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
+class EpochTime(NamedTuple):
+    """Seconds of a complete epoch on this rank, with its evaluations and checkpoints, and two parts of them."""
+
+    epoch_s: float
+    evaluation_s: float
+    data_wait_s: float
+
+
 class Recorder:
     """Losses stay on the device until a line is due: then one small all-reduce averages them."""
 
@@ -106,6 +121,8 @@ class Recorder:
         self.loss: float | None = None
         self.evaluation: Evaluation | None = None
         self._evaluated_at: tuple[int, int] | None = None  # finished steps; bytes of metrics before the evaluation
+        self._evaluation_s = 0.0  # of the current epoch
+        self._epochs: list[EpochTime] = []
         self._pending: list[torch.Tensor] = []
         self._pending_metrics: dict[str, list[torch.Tensor]] = {}
         self._started = time.time()
@@ -159,6 +176,31 @@ class Recorder:
         self.group.log(
             f"epoch {epoch + 1}/{self.plan.epochs}  step {step:>{width}}/{self.plan.total_steps}  "
             f"loss {mean:.4f}  {rate:,.0f} {self.workload.unit}/s  {1e3 * sum(recent) / steps:.1f} ms/step"
+        )
+
+    @contextmanager
+    def time_evaluation(self) -> Iterator[None]:
+        """Count the time inside as that of evaluations of the current epoch."""
+        began = time.perf_counter()
+        yield
+        if self.meter.epoch_began is not None:
+            self._evaluation_s += time.perf_counter() - began
+
+    def end_epoch(self, step: int, epoch: int) -> None:
+        """Write the line of an epoch, after its evaluation and checkpoint; none if it began before this attempt."""
+        meter, now = self.meter, time.perf_counter()
+        began, meter.epoch_began = meter.epoch_began, None
+        evaluation_s, self._evaluation_s = self._evaluation_s, 0.0
+        if began is None or len(meter.wait_s) - meter.epoch_first != self.plan.steps_per_epoch:
+            return
+        took = EpochTime(now - began, evaluation_s, sum(meter.wait_s[meter.epoch_first :]))
+        self._epochs.append(took)
+        shares = took.evaluation_s / took.epoch_s, took.data_wait_s / took.epoch_s
+        self._write("epoch", step=step, epoch=epoch, epoch_s=took.epoch_s, evaluation_share=shares[0],
+                    data_wait_share=shares[1])  # fmt: skip
+        self.group.log(
+            f"epoch {epoch + 1}/{self.plan.epochs}  took {took.epoch_s:.1f} s: evaluation {shares[0]:.0%}, "
+            f"data wait {shares[1]:.0%}"
         )
 
     def metrics_bytes_at(self, step: int) -> int:
@@ -233,6 +275,9 @@ class Recorder:
             data_wait_s=Quantiles.of(meter.counted_waits),
             by_rank=ranks,
             imbalance=ranks.imbalance,
+            epoch_s=Quantiles.of([epoch.epoch_s for epoch in self._epochs]),
+            evaluation_share=self._share_of_epochs("evaluation_s"),
+            data_wait_share=self._share_of_epochs("data_wait_s"),
             memory_peak_bytes=self._memory_peak(),
             precision=precision,
             flops_per_s=flops_per_s,
@@ -246,6 +291,11 @@ class Recorder:
         if self._log is not None:
             summary.write(self.run_dir)
         return summary
+
+    def _share_of_epochs(self, part: str) -> float | None:
+        """A part of the time of all complete epochs; None: there was none."""
+        total = sum(epoch.epoch_s for epoch in self._epochs)
+        return sum(getattr(epoch, part) for epoch in self._epochs) / total if total > 0 else None
 
     def _rate(self, step_s: Sequence[float], *, last: int) -> float:
         """Units per second of all ranks, over the steps that end with step `last`."""
