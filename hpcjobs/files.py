@@ -10,7 +10,7 @@ import re
 import stat
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Iterable, Iterator, Optional, Union
+from typing import BinaryIO, Callable, Iterable, Iterator, NamedTuple, Optional, Union
 
 AnyPath = Union[str, "os.PathLike[str]"]
 
@@ -154,6 +154,53 @@ def append_lines(path: AnyPath, lines: Iterable[str]) -> None:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class StoredLine(NamedTuple):
+    """A line of an `AppendStore`."""
+
+    path: Path
+    number: int
+    text: bytes
+
+    def __str__(self) -> str:
+        return f"{self.path}, line {self.number}"
+
+
+class AppendStore:
+    """A folder below `state_dir` with a log for each host, a line per record.
+
+    A host appends to its own log alone, all lines in one write, so no locks are needed: network file systems may lack
+    or lose them. Lines are never changed, and a full disk cuts short at most the last one.
+
+    Args:
+        names: path below `state_dir`, or an absolute path.
+    """
+
+    def __init__(self, *names: str) -> None:
+        self.folder = state_dir().joinpath(*names)
+
+    def append(self, lines: Iterable[str]) -> None:
+        """Append to this host's log. Raises OSError."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        append_lines(self.folder / (os.uname().nodename + ".jsonl"), lines)
+
+    def read(self, report: Callable[[OSError], None]) -> Iterator[StoredLine]:
+        """Read all logs, each in its order; ``report`` gets the error of an unreadable folder or log."""
+        try:
+            names = sorted(name for name in os.listdir(self.folder) if name.endswith(".jsonl") and name[0] != ".")
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            report(error)
+            return
+        for path in map(self.folder.joinpath, names):
+            try:
+                lines = read_regular(path).split(b"\n")
+            except OSError as error:
+                report(error)
+                continue
+            yield from (StoredLine(path, number, line) for number, line in enumerate(lines, 1) if line)
 
 
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcjobs.files import append_lines, state_dir
+from hpcjobs.files import AppendStore
 
 HALF_LIFE_S = 2 * 86400.0
 AVOIDED = 0.5
@@ -39,28 +39,22 @@ class Standing(NamedTuple):
 
 
 def record_path(site: str) -> Path:
-    """``$XDG_STATE_HOME/hpcjobs/nodes/SITE.jsonl``."""
-    return state_dir() / "nodes" / f"{site}.jsonl"
+    """``$XDG_STATE_HOME/hpcjobs/nodes/SITE``, the folder of a store."""
+    return AppendStore("nodes", site).folder
 
 
 def append(path: Path, verdicts: Iterable[NodeVerdict]) -> None:
     """Add ``verdicts`` to the record."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    append_lines(path, (json.dumps(verdict._asdict()) for verdict in verdicts))
+    AppendStore(str(path)).append(json.dumps(verdict._asdict()) for verdict in verdicts)
 
 
 def read(path: Path) -> list[NodeVerdict]:
-    """All verdicts, oldest first; empty without a record. A line that a full disk cut off is skipped."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    return sorted(
-        (verdict for line in lines if (verdict := _parse_line(line)) is not None), key=lambda verdict: verdict.time
-    )
+    """All verdicts, oldest first; empty without a readable record. A line that a full disk cut off is skipped."""
+    parsed = [_parse_line(line.text) for line in AppendStore(str(path)).read(lambda error: None)]
+    return sorted((verdict for verdict in parsed if verdict is not None), key=lambda verdict: verdict.time)
 
 
-def _parse_line(line: str) -> NodeVerdict | None:
+def _parse_line(line: bytes) -> NodeVerdict | None:
     try:
         return NodeVerdict(**json.loads(line))
     except (ValueError, TypeError):

@@ -6,16 +6,16 @@ twice submits once.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import secrets
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
-from hpcjobs.files import state_dir, write_beside
+from hpcjobs.files import AppendStore
 
 
 class Unanswered(msgspec.Struct, frozen=True):
@@ -26,27 +26,53 @@ class Unanswered(msgspec.Struct, frozen=True):
     """Seconds since 1970."""
 
 
+class _Line(Unanswered, frozen=True, kw_only=True):
+    """A line of the record: a command was sent, or answered."""
+
+    command: str
+    """Digest of host, folder and arguments."""
+    answered: bool = False
+
+
 def find_or_record(destination: str, arguments: Sequence[str]) -> tuple[Unanswered, bool]:
     """The same command of the same folder that got no answer, and whether there was one; recorded as new if not."""
-    path = _path(destination, arguments)
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Unanswered), True
-    except FileNotFoundError:
-        pass
-    except msgspec.MsgspecError:  # cut short by a full disk
-        path.unlink()
+    newest = _newest(destination, arguments)
+    if newest is not None and not newest.answered:
+        return Unanswered(newest.token, newest.sent), True
     sent = Unanswered(secrets.token_hex(16), time.time())
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_beside(path, msgspec.json.encode(sent))
+    _append(_Line(sent.token, sent.sent, command=_digest(destination, arguments)))
     return sent, False
 
 
 def mark_answered(destination: str, arguments: Sequence[str]) -> None:
     """Forget the command: the next of its kind is a new one."""
-    _path(destination, arguments).unlink(missing_ok=True)
+    newest = _newest(destination, arguments)
+    if newest is not None and not newest.answered:
+        _append(msgspec.structs.replace(newest, answered=True))
 
 
-def _path(destination: str, arguments: Sequence[str]) -> Path:
+def _newest(destination: str, arguments: Sequence[str]) -> _Line | None:
+    """The last line about the command; lines that a full disk cut short are left out."""
+    digest, newest = _digest(destination, arguments), None
+    for stored in _store().read(_raise):
+        if digest.encode() in stored.text:
+            with contextlib.suppress(msgspec.MsgspecError):
+                newest = msgspec.json.decode(stored.text, type=_Line)
+    return newest
+
+
+def _append(line: _Line) -> None:
+    _store().append([msgspec.json.encode(line).decode()])
+
+
+def _store() -> AppendStore:
+    return AppendStore("remote", "sent")
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _digest(destination: str, arguments: Sequence[str]) -> str:
     key = "\0".join((destination, os.getcwd(), *arguments))
-    digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
-    return state_dir() / "remote" / "unanswered" / f"{digest[:32]}.json"
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:32]

@@ -1,14 +1,12 @@
-"""The index of submitted jobs: one log per host in the user's state folder, a line per job.
+"""The index of submitted jobs: a store with a line per job.
 
-A host appends to its own log alone, a line in one write, so nothing has to be locked: locks are what network file
-systems lack or lose. A second kind of line marks a job as closed, so that later commands need not look at its run
-folder. Nothing is ever rewritten: 10,000 jobs are 4 MB, read and parsed in some 20 ms.
+A second kind of line marks a job as closed, so that later commands need not look at its run folder. 10,000 jobs are
+4 MB, read and parsed in some 20 ms.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from hpcjobs.errors import HpcJobsWarning
-from hpcjobs.files import append_lines, state_dir
+from hpcjobs.files import AppendStore, StoredLine
 from hpcjobs.scheduler_kind import SchedulerKind, find_kind
 from hpcjobs.site.checks import Moment
 
@@ -93,7 +91,7 @@ class Index(NamedTuple):
 
 def index_dir() -> Path:
     """``$XDG_STATE_HOME/hpcjobs/jobs``."""
-    return state_dir() / "jobs"
+    return _store().folder
 
 
 def add(entry: Entry) -> None:
@@ -127,69 +125,39 @@ def entries() -> list[Entry]:
 
 
 def read() -> Index:
-    """All logs. A line that cannot be used is skipped, with a warning that names it."""
+    """Read all logs; a line or log that cannot be used is skipped, with a warning that names it."""
     jobs: dict[tuple[str, str], Entry] = {}
     closed: set[tuple[str, str]] = set()
     removed: set[tuple[str, str]] = set()
-    for path in _paths(".jsonl"):
-        for number, line in enumerate((_content(path) or b"").split(b"\n"), 1):
-            if line.startswith(b'{"closed":'):
-                if (mark := _decode(_CLOSED, line, f"{path}, line {number}")) is not None:
-                    closed.add((mark.closed, mark.job_id))
-            elif line.startswith(b'{"removed":'):
-                if (no_more := _decode(_REMOVED, line, f"{path}, line {number}")) is not None:
-                    removed.add((no_more.removed, no_more.job_id))
-            elif line and (entry := _decode(_ENTRY, line, f"{path}, line {number}")) is not None:
-                jobs[entry.run_dir, entry.job_id] = entry
-    for entry in _import_single_files():
-        jobs.setdefault((entry.run_dir, entry.job_id), entry)
+    for line in _store().read(_warn_unreadable):
+        if line.text.startswith(b'{"closed":'):
+            if (mark := _decode(_CLOSED, line)) is not None:
+                closed.add((mark.closed, mark.job_id))
+        elif line.text.startswith(b'{"removed":'):
+            if (no_more := _decode(_REMOVED, line)) is not None:
+                removed.add((no_more.removed, no_more.job_id))
+        elif (entry := _decode(_ENTRY, line)) is not None:
+            jobs[entry.run_dir, entry.job_id] = entry
     no_more_listed = [jobs.pop(key) for key in removed & jobs.keys()]
     return Index(sorted(jobs.values(), key=lambda entry: entry.submitted), frozenset(closed), no_more_listed)
 
 
+def _store() -> AppendStore:
+    return AppendStore("jobs")
+
+
 def _append(lines: list[bytes]) -> None:
-    folder = index_dir()
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    append_lines(folder / f"{os.uname().nodename}.jsonl", (line.decode() for line in lines))
+    _store().append(line.decode() for line in lines)
 
 
-def _paths(suffix: str) -> list[Path]:
-    folder = index_dir()
+def _warn_unreadable(error: OSError) -> None:
+    text = f"the list of jobs {error.filename} cannot be read: {error.strerror}"
+    warnings.warn(text, HpcJobsWarning, stacklevel=4)
+
+
+def _decode(decoder: msgspec.json.Decoder[T], line: StoredLine) -> T | None:
     try:
-        return sorted(folder / name for name in os.listdir(folder) if name.endswith(suffix) and name[0] != ".")
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        warnings.warn(f"the list of jobs {folder} cannot be read: {error.strerror}", HpcJobsWarning, stacklevel=3)
-        return []
-
-
-def _content(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        warnings.warn(f"{path} cannot be read: {error.strerror}; its jobs are left out", HpcJobsWarning, stacklevel=3)
-        return None
-
-
-def _decode(decoder: msgspec.json.Decoder[T], line: bytes, where: str) -> T | None:
-    try:
-        return decoder.decode(line)
+        return decoder.decode(line.text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        warnings.warn(f"{where}: no record of a job, skipped: {error}", HpcJobsWarning, stacklevel=3)
+        warnings.warn(f"{line}: no record of a job, skipped: {error}", HpcJobsWarning, stacklevel=3)
         return None
-
-
-def _import_single_files() -> list[Entry]:
-    """The records of an older hpcjobs, a file per job: moved into this host's log."""
-    imported = {}
-    for path in _paths(".json"):
-        content = _content(path)
-        if content is not None and (entry := _decode(_ENTRY, content, str(path))) is not None:
-            imported[path] = entry
-    if imported:
-        with contextlib.suppress(OSError):  # a read-only folder keeps the files
-            _append([msgspec.json.encode(entry) for entry in imported.values()])
-            for path in imported:
-                path.unlink(missing_ok=True)
-    return list(imported.values())

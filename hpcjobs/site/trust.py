@@ -9,17 +9,18 @@ command finds by itself, need trust as they are.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import shlex
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from hpcjobs.errors import ConfigError, reason_of, warn_without_locks
-from hpcjobs.files import lock_file, state_dir, write_beside
+from hpcjobs.errors import ConfigError, reason_of
+from hpcjobs.files import AppendStore
 from hpcjobs.site.resources import fields_where
 from hpcjobs.site.search import layer_of
 from hpcjobs.site.yaml_file import Steps, YamlFile, where_of
@@ -97,24 +98,35 @@ def refusal(path: Path, keys: Sequence[str]) -> ConfigError:
     )
 
 
+class _Trust(msgspec.Struct, frozen=True):
+    """A line of the record: a file is trusted, or no longer."""
+
+    path: str
+    sha256: str | None
+    """Of the trusted content; None: no longer trusted."""
+    time: float
+    """Seconds since 1970; later than all lines before, whatever the clocks of the hosts."""
+
+
 def trust_file(path: Path, text: str) -> None:
     """Trust the file ``path`` with the content ``text``.
 
     Raises:
-        ConfigError: that cannot be recorded.
+        ConfigError: the record cannot be read or written.
     """
-    with _record_of_trust() as hashes:
-        hashes[_key(path)] = _hash(text)
+    _append(path, _hash(text))
 
 
 def forget_file(path: Path) -> bool:
     """Trust the file no longer; whether it was trusted.
 
     Raises:
-        ConfigError: that cannot be recorded.
+        ConfigError: the record cannot be read or written.
     """
-    with _record_of_trust() as hashes:
-        return hashes.pop(_key(path), None) is not None
+    was_trusted = _key(path) in read_trusted()
+    if was_trusted:
+        _append(path, None)
+    return was_trusted
 
 
 def read_trusted() -> dict[str, str]:
@@ -123,34 +135,41 @@ def read_trusted() -> dict[str, str]:
     Raises:
         ConfigError: the record cannot be read.
     """
-    try:
-        return msgspec.json.decode(_record().read_bytes(), type=dict[str, str])
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ConfigError(
-            f"{_record()}: the record of trusted site files cannot be read: {reason_of(error)}",
-            hint="remove it, and trust the files anew",
-        ) from error
+    newest = {line.path: line.sha256 for line in _read_lines()}
+    return {path: sha256 for path, sha256 in newest.items() if sha256 is not None}
 
 
-@contextmanager
-def _record_of_trust() -> Iterator[dict[str, str]]:
-    """What `read_trusted` gives, to be changed: one command at a time, and written at the end."""
+def _read_lines() -> list[_Trust]:
+    """The lines of all hosts, in the order of time. A damaged line may have ended a trust: then nothing is trusted."""
     try:
-        _record().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with open(_record().with_suffix(".lock"), "a") as lock:
-            if not lock_file(lock.fileno()):
-                warn_without_locks(_record().parent, "trust files twice")
-            hashes = read_trusted()
-            yield hashes
-            write_beside(_record(), msgspec.json.encode(hashes))
+        lines = [msgspec.json.decode(line.text, type=_Trust) for line in _store().read(_refuse)]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _unreadable(reason_of(error)) from error
+    return sorted(lines, key=lambda line: line.time)
+
+
+def _append(path: Path, sha256: str | None) -> None:
+    newest = max((line.time for line in _read_lines()), default=0.0)
+    line = _Trust(_key(path), sha256, max(time.time(), math.nextafter(newest, math.inf)))
+    try:
+        _store().append([msgspec.json.encode(line).decode()])
     except OSError as error:
-        raise ConfigError(f"{_record()}: cannot be written: {reason_of(error)}") from error
+        raise ConfigError(f"{_store().folder}: cannot be written: {reason_of(error)}") from error
 
 
-def _record() -> Path:
-    return state_dir() / "trusted_sites.json"
+def _store() -> AppendStore:
+    return AppendStore("trusted")
+
+
+def _refuse(error: OSError) -> None:
+    raise _unreadable(reason_of(error)) from error
+
+
+def _unreadable(reason: str) -> ConfigError:
+    return ConfigError(
+        f"{_store().folder}: the record of trusted site files cannot be read: {reason}",
+        hint="remove it, and trust the files anew",
+    )
 
 
 def _key(path: Path) -> str:

@@ -1,25 +1,27 @@
-"""The index of sweeps: one small file per sweep in the user's state folder, as for jobs."""
+"""The index of sweeps: a store with a line per sweep, as for jobs."""
 
 from __future__ import annotations
 
-import hashlib
 import os
+import time
+import warnings
 from pathlib import Path
 
 import msgspec
 
-from hpcjobs.errors import UnknownJobError, nearest
-from hpcjobs.files import file_name, state_dir, write_beside
-from hpcjobs.run.job_files import read_json
+from hpcjobs.errors import HpcJobsWarning, UnknownJobError, nearest
+from hpcjobs.files import AppendStore, StoredLine
 from hpcjobs.site.models import Frozen
 from hpcjobs.sweeps.folder import SweepFolder
 
 
 class KnownSweep(Frozen, frozen=True):
-    """A sweep's name and folder."""
+    """A submitted sweep."""
 
     name: str
     path: str
+    time: float
+    """When it was submitted last, in seconds since 1970."""
 
 
 def folder_name(name: str) -> str:
@@ -27,16 +29,14 @@ def folder_name(name: str) -> str:
     return f"sweep-{name}"
 
 
-def _index() -> Path:
-    return state_dir() / "sweeps"
+def _store() -> AppendStore:
+    return AppendStore("sweeps")
 
 
 def remember(name: str, folder: SweepFolder) -> None:
     """Let ``hpcjobs sweep status NAME`` find the sweep."""
-    _index().mkdir(parents=True, exist_ok=True, mode=0o700)
-    tag = hashlib.sha256(str(folder.path).encode()).hexdigest()[:8]
-    known = KnownSweep(name=name, path=str(folder.path))
-    write_beside(_index() / f"{file_name(name)}.{tag}.json", msgspec.json.encode(known))
+    known = KnownSweep(name=name, path=str(folder.path), time=time.time())
+    _store().append([msgspec.json.encode(known).decode()])
 
 
 def find_folder(name: str) -> SweepFolder:
@@ -70,8 +70,21 @@ def _is_own(path: Path) -> bool:
 
 
 def list_sweeps() -> list[KnownSweep]:
-    """Every sweep, the newest first."""
-    if not _index().is_dir():
-        return []
-    files = sorted(_index().glob("[!.]*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    return [known for path in files if (known := read_json(path, KnownSweep)) is not None]
+    """Every sweep, the newest first; a line or log that cannot be used is skipped, with a warning that names it."""
+    known: dict[str, KnownSweep] = {}
+    for line in _store().read(lambda error: _warn(error.filename, error.strerror)):
+        if (sweep := _decode(line)) is not None:
+            known[sweep.path] = sweep
+    return sorted(known.values(), key=lambda sweep: sweep.time, reverse=True)
+
+
+def _decode(line: StoredLine) -> KnownSweep | None:
+    try:
+        return msgspec.json.decode(line.text, type=KnownSweep)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        _warn(line, error)
+        return None
+
+
+def _warn(place: object, reason: object) -> None:
+    warnings.warn(f"{place} cannot be used: {reason}", HpcJobsWarning, stacklevel=3)

@@ -112,9 +112,9 @@ def test_a_job_that_cannot_be_recorded_runs_and_its_id_and_folder_are_there(here
 def test_a_record_of_a_sweep_that_is_cut_or_no_text_is_named(here: Path) -> None:
     ok("sweep", "--site", "local", "--launcher", "spawn", "--name", "s", "--set", "i=1", "--wait", "true")
     sweeps = Path.home() / ".local/state/hpcjobs/sweeps"
-    (sweeps / "cut.json").write_text('{"na', encoding="utf-8")
+    (sweeps / "other.jsonl").write_text('{"na', encoding="utf-8")
     answer = within("sweep", "status", "s")
-    assert (answer.code, "cut.json cannot be used" in answer.err) == (0, True), answer
+    assert (answer.code, "other.jsonl, line 1 cannot be used" in answer.err) == (0, True), answer
     (chunk,) = (here / "runs/sweep-s/chunks").iterdir()
     (chunk / "chunk.json").write_bytes(b'{"number": 1, "cells": ["\xff"], "pack": 1}')
     answer = within("sweep", "status", "s")

@@ -51,12 +51,13 @@ def test_a_bad_verdict_counts_for_a_half_life_and_a_good_one_takes_it_back(
 def test_a_line_that_a_full_disk_cut_off_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "record"
     append(path, [NodeVerdict("n1", BAD, 1.0)])
-    with path.open("a") as file:
+    (log,) = path.iterdir()
+    with log.open("a") as file:
         file.write('{"node": "n2", "verd\n')
     append(path, [NodeVerdict("n3", BAD, 2.0, 'said "so", नमस्ते')])
     assert [verdict.node for verdict in read(path)] == ["n1", "n3"]
     assert read(path)[1].reason == 'said "so", नमस्ते'
-    assert path.stat().st_mode & 0o777 == 0o600
+    assert log.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_user_sees_the_record_and_clears_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

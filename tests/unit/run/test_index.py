@@ -52,17 +52,6 @@ def test_fields_of_a_newer_hpcjobs_are_left_out() -> None:
     assert index.entries() == [ENTRY]
 
 
-def test_the_records_of_an_older_hpcjobs_are_taken_over() -> None:
-    index.index_dir().mkdir(parents=True)
-    old = index.index_dir() / "mine.7.json"
-    old.write_bytes(msgspec.json.encode(ENTRY))
-    (index.index_dir() / "mine.8.json").write_bytes(b"")
-    for _ in range(2):
-        with pytest.warns(HpcJobsWarning, match="mine.8.json"):
-            assert index.entries() == [ENTRY]
-    assert not old.exists()
-
-
 def test_a_state_folder_that_is_none_leaves_an_empty_list_and_a_warning() -> None:
     index.index_dir().parent.mkdir(parents=True)
     index.index_dir().write_text("a file\n")

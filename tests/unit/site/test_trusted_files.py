@@ -87,8 +87,8 @@ def test_trust_in_one_file_is_none_in_a_copy_of_it_and_ends_with_undo(here: Path
     ok("sites", "trust", str(path))
     project(here, "copy", path.read_text())
     assert within("submit", "--site", "copy", "true").code == ConfigError.exit_code
-    record = state_dir() / "trusted_sites.json"
-    assert list(json.loads(record.read_text())) == [str(path)]
+    (record,) = (state_dir() / "trusted").iterdir()
+    assert list(read_trusted()) == [str(path)]
     assert stat.S_IMODE(record.stat().st_mode) == 0o600
     assert "no longer trusted" in ok("sites", "trust", "--undo", "mine").out
     assert within("submit", "--site", "mine", "true").code == ConfigError.exit_code
@@ -405,8 +405,8 @@ def test_files_that_are_trusted_at_the_same_time_are_all_trusted(here: Path, mar
 
 def test_a_damaged_record_of_trust_trusts_nothing(here: Path, marker: Path) -> None:
     project(here, "evil", SITE + EVIL.format(marker=marker))
-    state_dir().mkdir(parents=True)
-    (state_dir() / "trusted_sites.json").write_text("{")
+    (state_dir() / "trusted").mkdir(parents=True)
+    (state_dir() / "trusted" / "other.jsonl").write_text("{")
     answer = within("submit", "--site", "evil", "true")
     assert answer.code == ConfigError.exit_code
     assert "the record of trusted site files cannot be read" in answer.err
