@@ -4,6 +4,7 @@
 |---|---|---|---|
 | ``manifest.json`` | `manifest` | the submitter, before the job is handed over | replaced in one step; never changed |
 | ``submitted.json`` | `hpcjobs.run.index` | the submitter, once accepted | replaced in one step |
+| ``size.json`` | `hpcjobs.scaling.size_answer` | the submitter, with ``auto`` | replaced in one step; never changed |
 | ``state.json`` | `state` | the job script or ``node.pyz`` | replaced in one step |
 | ``first_failure`` | `state` | the first rank that fails | first writer wins; removed at a new start |
 | ``attempts.jsonl`` | `attempts` | ``node.pyz`` | append only; the last line may be corrected |
@@ -17,7 +18,7 @@
 "Replaced in one step": written under a temporary name and renamed (`hpcjobs.files.write_beside`).
 
 Standard library. ``node.pyz`` includes this package except `manifest`, `metrics` and `summary`, and runs on Python 3.6.
-``submitted.json`` and ``accounting.json`` belong to the submit side alone: their types are structs of the index and of
-the scheduler. A run folder may belong to another user: readers open regular files of limited size only, check every
-type, and ignore unknown keys.
+``submitted.json``, ``size.json`` and ``accounting.json`` belong to the submit side alone: their types are structs of
+the index, of the choice of a size, and of the scheduler. A run folder may belong to another user: readers open regular
+files of limited size only, check every type, and ignore unknown keys.
 """

@@ -3,6 +3,7 @@
 JOB_SCRIPT = "job.sh"
 MANIFEST, SUBMITTED, STATE, ACCOUNTING = "manifest.json", "submitted.json", "state.json", "accounting.json"
 FIRST_FAILURE = "first_failure"
+SIZE = "size.json"
 ATTEMPTS = "attempts.jsonl"
 METRICS, SUMMARY = "metrics.jsonl", "summary.json"
 CONTROL = "control"

@@ -13,6 +13,7 @@
       code/             the code itself, with --snapshot
       submitted.json    job id and cluster, once the scheduler took it
       logs/             NAME_ID.out
+      size.json         why it has its size, with `submit -N auto`
       state.json        written by the job: where it stands, how it ended
       accounting.json   the scheduler's last record of the job, once it has been read
       metrics.jsonl, summary.json, checkpoints/   from the trainer, or figures of its log

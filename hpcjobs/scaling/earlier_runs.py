@@ -13,18 +13,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
-from hpcjobs.files import read_regular
+from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Job
 from hpcjobs.record.metrics import decode_step
-from hpcjobs.record.names import MANIFEST, METRICS
+from hpcjobs.record.names import METRICS
 from hpcjobs.run.figures import Rate, read_rate
 from hpcjobs.run.folder import output_dir
 from hpcjobs.run.growing_files import last_lines
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import own_ids, own_record, read_accounting
 from hpcjobs.run.progress import read_progress
+from hpcjobs.run.rerun import read_manifest
 from hpcjobs.run.select import entries_of
 from hpcjobs.scaling.study_sweep import read_code
 from hpcjobs.scheduler.base import JobRecord, State
@@ -112,31 +111,24 @@ def find_runs(
     for entry in [one for one in entries_of(None) if one.site == like.site][-_MOST_ENTRIES:]:
         if entry.is_foreign or _edited_since(like, entry.submitted):
             continue
-        manifest = _read_manifest(Path(entry.run_dir))
-        if manifest is None or not manifest.is_comparable or class_of(manifest.job, without=axis) != group:
+        job = _read_job(Path(entry.run_dir))
+        if job is None or class_of(job, without=axis) != group:
             continue
         if read_code(Path(entry.run_dir)) == code:
             known = (records or {}).get(entry.run_dir)
-            runs += (_read_run(entry, job_id, manifest.job, known) for job_id in own_ids(entry))
+            runs += (_read_run(entry, job_id, job, known) for job_id in own_ids(entry))
     return runs
 
 
-class _RunRequest(msgspec.Struct, frozen=True):
-    job: Job
-    command_line: str = ""
-
-    @property
-    def is_comparable(self) -> bool:
-        """Cells of a sweep have parameters beside the arguments; those of a study have not."""
-        return self.job.template != "sweep" or self.command_line.startswith("hpcjobs scale")
-
-
 @cache
-def _read_manifest(run_dir: Path) -> _RunRequest | None:
+def _read_job(run_dir: Path) -> Job | None:
+    """The job of a run folder; None where it cannot be compared: cells of a sweep have parameters of their own."""
     try:
-        return msgspec.json.decode(read_regular(run_dir / MANIFEST), type=_RunRequest)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):  # removed, or of a hpcjobs with other fields
+        manifest = read_manifest(run_dir)
+    except RequestError:  # removed, or of a hpcjobs with other fields
         return None
+    is_cell = manifest.job.template == "sweep" and not (manifest.command_line or "").startswith("hpcjobs scale")
+    return None if is_cell else manifest.job
 
 
 def _edited_since(job: Job, submitted: float) -> bool:

@@ -11,13 +11,13 @@ from typing import Any, Final
 
 import msgspec
 
+from hpcjobs.files import write_beside
 from hpcjobs.job.models import JobSpec, Layer, Plan
-from hpcjobs.record.names import METRICS
+from hpcjobs.record.names import METRICS, SIZE
 from hpcjobs.runtime.checkpoints import FOLDER as CHECKPOINTS
 from hpcjobs.site.models import Frozen, Resources
 from hpcjobs.units import format_count, format_number, human_duration
 
-SIZE_FILE: Final = "size.json"
 PER: Final = {"nodes": "nodes", "ntasks_per_node": "tasks per node", "cpus_per_task": "CPUs per task"}
 Value = int | str
 
@@ -82,8 +82,7 @@ def remember(answer: SizeAnswer) -> Callable[[Plan], None]:
     """What to do with the run folder before the run is submitted: keep the answer, and the state of the trial."""
 
     def prepare(plan: Plan) -> None:
-        text = msgspec.json.format(msgspec.json.encode(answer), indent=1)
-        (plan.run_dir / SIZE_FILE).write_bytes(text)
+        write_beside(plan.run_dir / SIZE, msgspec.json.format(msgspec.json.encode(answer), indent=1))
         if answer.resumes_from is not None:
             trial = Path(answer.resumes_from)
             shutil.copytree(trial / CHECKPOINTS, plan.run_dir / CHECKPOINTS, copy_function=_link, symlinks=True)
