@@ -41,6 +41,10 @@ def _check_size(field: str, value: str) -> None:
         raise ValueError(f"{field} must be at least 1G, not {value!r}")
 
 
+_PROVIDER_NAME = re.compile(r"[A-Za-z0-9][\w./:-]{0,199}\Z", re.ASCII)
+_NEBIUS_PREFIXES = {"project": "project-", "network.subnet": "vpcsubnet-"}
+
+
 class CloudGpu(Frozen, frozen=True, kw_only=True):
     """The GPUs of one node."""
 
@@ -242,6 +246,7 @@ class Cloud(Frozen, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.spot and self.reservation is not None:
             raise ValueError("reservation and spot exclude each other: reserved capacity is not taken away")
+        self._check_names()
         if self.provider == "gcp":
             self._check_gcp()
         else:
@@ -249,6 +254,24 @@ class Cloud(Frozen, frozen=True, kw_only=True):
         for name, value in self.labels.items():
             if not _LABEL_KEY.match(name) or not _LABEL_VALUE.match(value):
                 raise ValueError(f"labels {name}={value}: small letters, digits, '_', '-', starting with a letter")
+
+    def _check_names(self) -> None:
+        """Names at the provider, which only the first apply would refuse."""
+        names = {
+            "region": self.region,
+            "project": self.project,
+            "image": self.image,
+            "disk.type": self.disk.type,
+            "head.image": self.head.image,
+            "network.subnet": self.network.subnet,
+            "network.fabric": self.network.fabric,
+        }
+        for field, name in names.items():
+            if name is not None and not _PROVIDER_NAME.match(name):
+                raise ValueError(f"{field} {name!r}: letters, digits and '._/:-', at most 200")
+            prefix = _NEBIUS_PREFIXES.get(field) if self.provider == "nebius" else None
+            if name is not None and prefix is not None and not name.startswith(prefix):
+                raise ValueError(f"{field} {name!r}: an id that starts with {prefix}")
 
     def _check_gcp(self) -> None:
         if self.zone is None:

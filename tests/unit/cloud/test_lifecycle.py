@@ -257,3 +257,26 @@ def test_credentials_of_a_service_account_are_taken_from_the_environment(
     assert "service_account=true" in variables(cluster, here, None)
     monkeypatch.setenv("NEBIUS_IAM_TOKEN", "of a person")
     assert "service_account=true" not in variables(cluster, here, None)
+
+
+@needs_terraform
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        pytest.param('"$real" "$@"; kill -9 $PPID', -9, id="hpcjobs, after the last resource"),
+        pytest.param('"$real" "$@" -target=google_compute_network.cluster; kill -9 $PPID $$', -9, id="both, half-way"),
+        pytest.param('"$real" "$@" -target=google_compute_network.cluster; kill -9 $$', 3, id="terraform, half-way"),
+    ],
+)
+def test_what_a_killed_up_has_built_is_taken_down(person: Person, here: Path, ending: str, code: int) -> None:
+    folder = here.parent / "home" / ".local" / "state" / "hpcjobs" / "cloud" / "rented"
+    real = shutil.which("terraform")
+    person.has("terraform", f'real={real}; case "$1" in apply) {ending} ;; *) exec "$real" "$@" ;; esac')
+    person.types("up", "--site", "rented", "--yes", code=code)
+    built = json.loads((folder / "terraform.tfstate").read_text(encoding="utf-8"))["resources"]
+    assert "google_compute_network" in {resource["type"] for resource in built}
+    assert stat.S_IMODE((folder / "terraform.tfstate").stat().st_mode) == 0o600
+    person.has("ssh", "exit 255")
+    answer = person.types("down", "--site", "rented", "--yes", "--force")
+    assert "Destroy complete!" in answer
+    assert json.loads((folder / "terraform.tfstate").read_text(encoding="utf-8"))["resources"] == []

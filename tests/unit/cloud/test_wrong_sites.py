@@ -32,6 +32,7 @@ def node(**fields: Any) -> Callable[[Site], None]:
     return lambda site: next(iter(site["partitions"].values()))["node"].update(fields)
 
 
+ODD = ("", " ", "a b", "a\nb", "-x", "../..", "ü", '${file("/etc/passwd")}', "%{ if true }", "x" * 201)
 WRONG: list[tuple[str, str, Callable[[Site], None], list[str]]] = [
     ("unknown key", "gcp", cloud(machin="x"), ["cloud.machin: unknown key", "did you mean 'machine'?"]),
     ("unknown nested key", "gcp", inside("shared", path="/x"), ["cloud.shared.path: unknown key"]),
@@ -110,6 +111,23 @@ WRONG: list[tuple[str, str, Callable[[Site], None], list[str]]] = [
     ("an encryption key itself", "gcp", inside("disk", encryption_key="c2VjcmV0"), ["never a key"]),
     ("fabric without infiniband", "nebius", cloud(machine="gpu-h100-sxm/1gpu-16vcpu-200gb"), ["cloud.gpu.count"]),
     ("budget", "gcp", cloud(budget={"amount": 0, "hours": 1}), ["amount must be a positive number"]),
+    *((f"region {odd!r}", "nebius", cloud(region=odd), ["region", "letters, digits"]) for odd in ODD),
+    *((f"image {odd!r}", "nebius", cloud(image=odd), ["image", "letters, digits"]) for odd in ODD),
+    *((f"head's image {odd!r}", "gcp", inside("head", image=odd), ["head.image", "letters, digits"]) for odd in ODD),
+    *((f"disk {odd!r}", "nebius", inside("disk", type=odd), ["disk.type", "letters, digits"]) for odd in ODD),
+    *((f"fabric {odd!r}", "nebius", inside("network", fabric=odd), ["network.fabric", "letters"]) for odd in ODD),
+    (
+        "project of gcp",
+        "nebius",
+        cloud(project="my-project"),
+        ["project 'my-project': an id that starts with project-"],
+    ),
+    (
+        "subnet",
+        "nebius",
+        inside("network", subnet="mine"),
+        ["network.subnet 'mine': an id that starts with vpcsubnet-"],
+    ),
     ("local", "gcp", lambda site: site.update(scheduler="local"), ["a cloud cluster runs slurm, not local"]),
 ]
 
