@@ -1,4 +1,4 @@
-"""What the kinds of schedulers can do.
+"""Capabilities of the kinds of schedulers.
 
 Code that depends on it asks for a capability: a further scheduler is a line of `KINDS`, and no search for comparisons.
 Python 3.6, standard library: the node's program has this module too.
@@ -11,7 +11,7 @@ class SchedulerKind(NamedTuple):
     """Capabilities of a scheduler."""
 
     has_partitions: bool
-    """Jobs run in a partition of a cluster, which has limits of its own."""
+    """Jobs run in a partition of a cluster, with the partition's limits."""
     has_nodes: bool
     """Jobs get nodes of a cluster; otherwise they run on this machine."""
     has_accounting: bool

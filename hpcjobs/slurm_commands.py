@@ -20,7 +20,7 @@ _QUEUE_LETTERS = {
     "Submit": "V", "Start": "S", "Elapsed": "M", "TimeLimit": "l", "TimeLeft": "L", "Command": "o", "User": "u",
     "Account": "a", "QOS": "q", "Priority": "Q",
 }  # fmt: skip
-"""sacct's names of what squeue prints. squeue's own long names (--Format) cut values to a width."""
+"""sacct's names of squeue's columns. squeue's own long names (--Format) cut values to a width."""
 _LISTED = ("--noheader", "--parsable2")
 _EARLIEST = 86_400.0
 """sacct refuses times before 1970, in any time zone."""
@@ -30,7 +30,7 @@ _EARLIEST = 86_400.0
 
 
 def cluster_env(slurm_conf: Optional[str]) -> Dict[str, str]:
-    """Variables that lead a command to the cluster of ``slurm_conf``; None: to the one that it finds by itself."""
+    """Variables that select the cluster of ``slurm_conf``; None: the command finds a cluster by itself."""
     return {"SLURM_CONF": slurm_conf} if slurm_conf else {}
 
 
@@ -56,13 +56,13 @@ _ANSWER_LOST = re.compile(
 def is_unanswered(message: str) -> bool:
     """Whether a command failed because its daemon restarts or is overloaded: asking again may help.
 
-    Anything else that Slurm says is final.
+    Any other message of Slurm is final.
     """
     return _NO_CONTACT.search(message) is not None or is_answer_lost(message)
 
 
 def is_answer_lost(message: str) -> bool:
-    """Whether the daemon may have done what it was asked, and only its answer was lost."""
+    """Whether the daemon may have executed the command, and only its answer was lost."""
     return _ANSWER_LOST.search(message) is not None
 
 
@@ -100,7 +100,7 @@ def list_accounted(
     """``sacct`` of these columns.
 
     Args:
-        users: whose jobs; None: everybody's; empty: the caller's.
+        users: owners of the jobs; None: everybody; empty: the caller.
         since, until: seconds since 1970.
         steps: with a row for each step of a job.
         attempts: with a row for each start of a requeued job.
@@ -130,7 +130,7 @@ def list_steps(columns: Iterable[str], separator: str, jobs: Iterable[str]) -> L
 
 
 def show_job(job_id: Optional[str] = None) -> List[str]:
-    """``scontrol`` that prints one job, or all: without --all a job in a hidden partition is no job."""
+    """``scontrol`` that prints one job, or all, those in hidden partitions too."""
     argv = ["scontrol", "--all", "--oneliner", "show", "job"]
     return argv if job_id is None else [*argv, job_id]
 
@@ -141,7 +141,7 @@ def submit(script: str, *options: str) -> List[str]:
 
 
 def check_submission(*arguments: str) -> List[str]:
-    """``sbatch`` that submits nothing: whether the controller would take the job, and when it would start."""
+    """``sbatch`` that only checks whether the controller would take the job, and when it would start."""
     return ["sbatch", "--test-only", *arguments]
 
 
@@ -179,12 +179,12 @@ def start_on(hosts: Sequence[str], *options: str) -> List[str]:
 
 
 def start_beside(job_id: str, hosts: Sequence[str], *options: str) -> List[str]:
-    """``srun`` that starts one task on each of ``hosts`` within a running job, beside its other steps."""
+    """``srun`` that starts one task on each of ``hosts`` within a running job, together with its other steps."""
     return ["srun", "--jobid=" + job_id, "--overlap", "--mpi=none", *_one_task_each(hosts), *options]
 
 
 def allocate(options: Iterable[str], *, terminal: bool) -> List[str]:
-    """``salloc`` that runs the program behind it on the first node. Its step takes nothing from the steps in it."""
+    """``salloc`` that runs the following program on the first node. Its step reserves no resources of later steps."""
     step = ["srun", "--interactive", "--preserve-env", "--mpi=none", "--nodes=1", "--ntasks=1"]
     return ["salloc", *options, *step, *(["--pty"] if terminal else [])]
 
@@ -195,7 +195,7 @@ def list_mpi_types() -> List[str]:
 
 
 def show_step_options() -> List[str]:
-    """``srun`` that prints its options, among them those of the site's plugins."""
+    """``srun`` that prints its options, with the options of the site's plugins."""
     return ["srun", "--help"]
 
 
@@ -239,12 +239,12 @@ def show_host_names(nodes: str) -> List[str]:
 
 
 def show_statistics() -> List[str]:
-    """``sdiag``, whose first lines have the time by the controller's clock."""
+    """``sdiag``, which prints the time of the controller's clock."""
     return ["sdiag"]
 
 
 def list_node_states(nodes: Sequence[str] = ()) -> List[str]:
-    """``sinfo`` that prints name and state of each node, those of hidden partitions too."""
+    """``sinfo`` that prints name and state of each node, in hidden partitions too."""
     argv = ["sinfo", "--all", "--noheader", "--Node", "--format=%N %T"]
     return [*argv, "--nodes=" + ",".join(nodes)] if nodes else argv
 
@@ -281,12 +281,12 @@ def list_clusters() -> List[str]:
 
 
 def list_node_events(columns: Iterable[str], nodes: Iterable[str], since: float) -> List[str]:
-    """``sacctmgr`` of what befell ``nodes`` after ``since`` (seconds since 1970)."""
+    """``sacctmgr`` of the events of ``nodes`` after ``since`` (seconds since 1970)."""
     return _show_accounting("event", columns, "nodes=" + ",".join(nodes), "start=" + _local_time(since))
 
 
 def check_accounting() -> List[str]:
-    """``sacct`` of nothing: whether the user may ask it."""
+    """``sacct`` without jobs, to find out whether the user may query it."""
     return ["sacct", *_LISTED, "--starttime=now", "--format=JobID"]
 
 

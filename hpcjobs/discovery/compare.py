@@ -1,4 +1,4 @@
-"""Compares a site file with the live cluster: what agrees, what does not, and what to write instead. Pure."""
+"""Compares a site file with the live cluster and lists differences with corrections. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hpcjobs.site.partition import NodeGroup
 from hpcjobs.units import format_count, memory_bytes, time_limit_s
 
 Verdict = Literal["ok", "note", "wrong"]
-"""``note``: jobs run, but the file could say more, or nobody here can tell."""
+"""``note``: jobs run, but the file could be more complete, or the fact is unknown here."""
 _MIB = 1 << 20
 _SHOWN = 3
 """So many nodes that start no job are named."""
@@ -36,7 +36,7 @@ class SiteFinding(NamedTuple):
     verdict: Verdict
     text: str
     change: str = ""
-    """What to change in the site file."""
+    """The correction of the site file."""
 
 
 def compare(site: Site, cluster: ClusterFacts, *, exists: Callable[[str], bool] = os.path.exists) -> list[SiteFinding]:
@@ -103,7 +103,7 @@ def _count(nodes: Iterable[NodeFacts]) -> int:
 
 
 def _availability(subject: str, nodes: Sequence[NodeFacts]) -> Iterator[SiteFinding]:
-    """Nodes on which no job starts: a note, or wrong where no other ones are left."""
+    """Nodes that start no jobs: a note, or wrong if no other nodes are left."""
     if not (away := [node for node in nodes if node.unavailable]):
         return
     named = [
@@ -146,7 +146,7 @@ def _limits(subject: str, partition: Partition, live: PartitionInfo) -> Iterator
 
 
 def _shapes(subject: str, partition: Partition, nodes: list[NodeFacts]) -> Iterator[SiteFinding]:
-    """Each group of nodes that the file states exists, with at least what the file states."""
+    """Check that each group of nodes in the file exists with at least these resources."""
     for group in partition.groups:
         fitting = [node for node in nodes if _fits(node, group)]
         if _count(fitting) >= group.count:
@@ -265,7 +265,7 @@ def _licenses(site: Site, cluster: ClusterFacts) -> Iterator[SiteFinding]:
 
 
 def list_untried(site: Site) -> Iterator[SiteFinding]:
-    """What only jobs can tell: the notes of a check without them."""
+    """Notes of a check without jobs, about facts that only jobs can show."""
     tried = "not looked at: `sites check --run` compares it with a node"
     if site.interface is not None:
         yield SiteFinding("interface", "note", f"{site.interface}: {tried}")
@@ -304,7 +304,7 @@ _LINES = 3
 
 
 class Trial(NamedTuple):
-    """One trial job, or the reason why there is none."""
+    """One trial job, or the reason for its absence."""
 
     subject: str
     partition: str
@@ -322,7 +322,7 @@ def run_trials(
     without: Collection[str] = (),
     report: Callable[[str], None],
 ) -> list[SiteFinding]:
-    """Run one job in each partition by each launcher that the file names (else by the site's default one).
+    """Run one job in each partition by each launcher of the file, or by the site's default launcher.
 
     The job asks for a GPU where every node of the partition has some. Partitions of ``without`` get none. Jobs that
     have not ended after ``timeout_s`` are cancelled, as are all of them where this is interrupted.
@@ -342,7 +342,7 @@ def run_trials(
 
 
 def _cancel(trials: Sequence[Trial], report: Callable[[str], None]) -> None:
-    """Cancel what has not ended, since nobody waits for it any more."""
+    """Cancel jobs that have not ended."""
     try:
         outcome = cancel(trial.handle.entry for trial in trials if trial.handle is not None)
     except HpcJobsError as error:
@@ -369,7 +369,7 @@ def _start(site: Site, name: str, partition: str, launcher: str | None, time: st
 
 
 def _finish(trials: Sequence[Trial], site: Site, *, deadline: float) -> Iterator[SiteFinding]:
-    """What became of each job; one that has not ended by ``deadline`` is cancelled."""
+    """Result of each job; jobs that have not ended by ``deadline`` are cancelled."""
     for trial in trials:
         if trial.handle is None:
             yield SiteFinding(trial.subject, "wrong", trial.refusal, "what the message names")

@@ -1,4 +1,4 @@
-"""Drafts a site file from what the cluster reports and what the user answers. Pure."""
+"""Drafts a site file from the cluster's facts and the user's answers. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcjobs.errors import RequestError, nearest
 from hpcjobs.units import format_count, time_limit, time_limit_s
 
 _NEVER_CHOOSE = ("require_timelimit", "throttle", "pbs", "cray", "cray_aries", "logging")
-"""Plugins of Slurm itself that leave the partition of a job as it is; what a script (lua) does, nobody can read."""
+"""Plugins of Slurm that do not change a job's partition; the effect of a script (lua) is unknown."""
 _TIME = "1h"
 _NODE_LOCAL = ("/tmp", "/var/tmp", "/dev/shm")
 _MOST_NAMES = 12
@@ -75,7 +75,7 @@ def _identity(cluster: ClusterFacts, answers: Answers) -> UserIdentity:
 
 
 def _default_time(cluster: ClusterFacts, identity: UserIdentity) -> str:
-    """An hour, or what the default QOS allows if that is less."""
+    """An hour, or the limit of the default QOS if that is less."""
     qos = _qos_named(cluster, identity.default_qos)
     limit = time_limit_s(qos.max_wall) if qos is not None and qos.max_wall is not None else None
     return qos.max_wall if qos is not None and qos.max_wall and limit is not None and limit < 3600 else _TIME
@@ -196,7 +196,7 @@ def _request_entries(
 
 
 def _is_one_host(cluster: ClusterFacts) -> bool:
-    """Whether all jobs run on this very host, whose folders they all see."""
+    """Whether all jobs run on this host and see its folders."""
     own = {cluster.host, cluster.host.partition(".")[0]}
     return all(node.size == 1 and {*node.names} <= own for node in cluster.nodes)
 

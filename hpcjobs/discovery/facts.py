@@ -23,7 +23,7 @@ class SlurmConfig(NamedTuple):
 
 
 class NodeFacts(NamedTuple):
-    """Nodes that are alike, with what jobs can have of each: a cluster may have a million nodes of a few kinds."""
+    """Nodes of one kind with the resources for jobs: a cluster may have a million nodes of a few kinds."""
 
     names: tuple[str, ...]
     """The first few of them."""
@@ -98,7 +98,7 @@ class Qos(NamedTuple):
 
 
 class Accounting(NamedTuple):
-    """What sacctmgr and sacct tell the user."""
+    """Facts from sacctmgr and sacct."""
 
     associations: tuple[Association, ...] | None
     default_account: str | None

@@ -1,4 +1,4 @@
-"""What an installation finds on this machine: versions, site files, Slurm, containers, folders, clocks."""
+"""Examines an installation on this machine: versions, site files, Slurm, containers, folders, clocks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def examine(name: str | None = None, *, run_job: bool = False, runner: Runner = 
     """Examine the installation and the site ``name`` [the default site].
 
     Args:
-        run_job: submit a job of one task, wait for it, and say what it found on its node.
+        run_job: submit a job of one task, wait for it, and report its node.
     """
     yield from _list_versions()
     entries = list_sites()
@@ -135,7 +135,7 @@ def _check_folder(subject: str, folder: Path) -> InstallationFinding:
 
 
 def _compare_clocks(folder: Path) -> InstallationFinding:
-    """The clock of this machine and that of the file system on which run folders are."""
+    """Compare the clocks of this machine and of the file system with the run folders."""
     try:
         with tempfile.NamedTemporaryFile(prefix=".hpcjobs-doctor-", dir=folder) as file:
             differ_s = os.stat(file.name).st_mtime - time.time()

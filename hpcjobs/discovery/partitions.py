@@ -1,4 +1,4 @@
-"""The partitions of a site file: nodes by shape, limits, and what a job of this user needs to be accepted."""
+"""Partitions of a site file: nodes by shape, limits, and required options of this user's jobs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REFUSES_JOBS = ("DRAIN", "INACTIVE")
 
 
 class UserIdentity(NamedTuple):
-    """The account and QOS of the user's jobs, and those that can be named instead; ``None``: not known."""
+    """The default account and QOS of the user's jobs, and the other permitted ones; ``None``: not known."""
 
     account: str | None
     default_qos: str | None
@@ -53,7 +53,7 @@ def describe_partitions(
     """The partitions that the user can use, and the others with the reason.
 
     Args:
-        time: the time limit of jobs that name none; a partition that allows less gets a limit of its own.
+        time: the time limit of jobs without one; a partition that allows less gets its maximum.
     """
     entries: list[PartitionEntry] = []
     omissions: list[Omission] = []
@@ -163,7 +163,7 @@ def _rule(allowed: tuple[str, ...] | None, denied: tuple[str, ...]) -> str:
 
 
 def _nodes(nodes: Sequence[NodeFacts]) -> tuple[tuple[tuple[str, object], ...], tuple[str, ...]]:
-    """The keys ``nodes`` and ``node``, and what to know of them."""
+    """The keys ``nodes`` and ``node``, with comments."""
     notes: tuple[str, ...] = ()
     names_fit = all(is_slurm_name(feature) for node in nodes for feature in node.features)
     groups = _count_shapes(nodes, features=names_fit)

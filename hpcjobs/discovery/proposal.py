@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Answers(NamedTuple):
-    """What the user answers by flags; ``None`` and ``()``: not answered."""
+    """The user's answers by flags; ``None`` and ``()``: not answered."""
 
     partition: str | None = None
     account: str | None = None
@@ -33,7 +33,7 @@ class ProposedEntry(NamedTuple):
 
 
 class PartitionEntry(NamedTuple):
-    """One partition: its keys, and what the reader should know of it."""
+    """One partition: its keys, and comments for the reader."""
 
     name: str
     entries: tuple[tuple[str, object], ...]
@@ -48,7 +48,7 @@ class Omission(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What could not be learnt: the key, the command that gives the answer, and the flag that takes it."""
+    """An unknown value: the key, the command that shows it, and the flag that sets it."""
 
     key: str
     text: str

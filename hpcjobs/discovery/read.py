@@ -59,7 +59,7 @@ def read_cluster(slurm: Scheduler, runner: Runner = run) -> ClusterFacts:
 
 
 def _read_nodes(slurm: Scheduler) -> tuple[NodeFacts, ...] | None:
-    """What scontrol shows of nodes; None: this user may not see them."""
+    """Nodes from scontrol; None: this user may not see them."""
     reader = NodeReader()
     if slurm.follow(slurm_commands.show_nodes(), reader.read) == 0:
         return reader.nodes()
@@ -85,7 +85,7 @@ def _read_accounting(slurm: Scheduler, cluster: str | None) -> Accounting:
 
 
 def _query(slurm: Scheduler, argv: Sequence[str]) -> str | None:
-    """What the command prints; None: it is missing, is forbidden or there is no accounting. A question says so."""
+    """Output of the command; None: it is missing or forbidden, or accounting is off. A question reports that."""
     try:
         return slurm.query(argv)
     except SchedulerError:

@@ -33,7 +33,7 @@ def default_name(cluster: ClusterFacts) -> str:
 
 
 def choose_path(name: str | None, file: Path | None, *, force: bool) -> Path:
-    """The file to write: ``file``, else ``NAME.yaml`` among the user's site files.
+    """The file to write: ``file``, or ``NAME.yaml`` among the user's site files.
 
     Raises:
         RequestError: neither can be the name of a site, or the file exists and ``force`` is not given.
@@ -55,7 +55,7 @@ def choose_path(name: str | None, file: Path | None, *, force: bool) -> Path:
 
 
 def save_text(path: Path, text: str, *, force: bool) -> None:
-    """Write the file in one step, and beside it the schema that its first line names, for editors.
+    """Write the file atomically, and the schema for editors that its first line names.
 
     Raises:
         RequestError: it exists and ``force`` is not given. ConfigError: it cannot be written.
@@ -88,7 +88,7 @@ def write_text(draft: ProposedSite, *, made: str) -> str:
     """The site file; ``made`` says when and where.
 
     Raises:
-        RequestError: an answer is no value of its key.
+        RequestError: an answer is not a value of its key.
     """
     text = "\n".join(_lines(draft, made)) + "\n"
     check_text(text)
@@ -96,7 +96,7 @@ def write_text(draft: ProposedSite, *, made: str) -> str:
 
 
 def check_text(text: str) -> None:
-    """Refuse a text that is no site file (RequestError)."""
+    """Refuse an invalid site file (RequestError)."""
     try:
         msgspec.convert(yaml.safe_load(text), Site)
     except (msgspec.ValidationError, yaml.YAMLError) as error:
@@ -157,7 +157,7 @@ def _flow(value: object) -> str:
 
 
 def _comment(text: str, *, indent: str = "") -> list[str]:
-    """``text`` as comment lines: what a cluster prints cannot end the comment."""
+    """``text`` as comment lines; text of the cluster cannot end the comment."""
     clean = " ".join("".join(char if char.isprintable() else " " for char in text).split())
     continued = f"{indent}#   " if clean.startswith("- ") else f"{indent}# "
     wrap = textwrap.TextWrapper(_WIDTH, initial_indent=f"{indent}# ", subsequent_indent=continued)

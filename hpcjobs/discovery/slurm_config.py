@@ -31,7 +31,7 @@ _NAMES = 3
 """So many names of nodes that are alike are kept, for messages."""
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)\Z", re.DOTALL)
 _UNSET_MEMORY_MB = 1
-"""RealMemory of a node for which slurm.conf gives none."""
+"""RealMemory of a node without a value in slurm.conf."""
 
 
 def parse_config(out: str) -> SlurmConfig:
@@ -68,7 +68,7 @@ class NodeReader:
         self._kinds: dict[tuple[str, ...], list[str]] = {}
         self._counts: dict[tuple[str, ...], int] = {}
         self.messages: list[str] = []
-        """Lines that are no nodes: what scontrol says of an error."""
+        """Other lines: error messages of scontrol."""
 
     def read(self, line: str) -> None:
         """Read one line."""
@@ -103,7 +103,7 @@ def _cut(line: str, field: str) -> str:
 
 
 class _HostRange(NamedTuple):
-    """Hosts whose names differ in one number of so many digits."""
+    """Hosts that differ in one number with this many digits."""
 
     before: str
     digits: int
@@ -235,7 +235,7 @@ def _partition(row: TableRow) -> PartitionInfo:
 
 
 def read_limit(text: str | None, what: str) -> str | None:
-    """A time limit as Slurm prints it; None: there is none, or, with a warning, none that can be read."""
+    """A time limit as Slurm prints it; None: no limit, or, with a warning, an unreadable one."""
     if text is None or text.upper() in _NO_LIMIT:
         return None
     try:
@@ -274,7 +274,7 @@ QOS = ("Name", "MaxWall", "MaxSubmitJobsPerUser")
 
 
 def parse_associations(out: str, cluster: str | None) -> tuple[Association, ...]:
-    """The associations of ``cluster``; the accounting may hold those of several."""
+    """The associations of ``cluster``; the accounting may hold several clusters."""
     return tuple(
         Association(
             account=row.raw("Account"),

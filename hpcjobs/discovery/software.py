@@ -15,7 +15,7 @@ _LIST_MODULES = (
     "module -t avail 2>&1"
 )
 MODULES_COMMAND = ("timeout", str(_TIMEOUT_S), "bash", "-lc", _LIST_MODULES)
-"""Asks a login shell for its module system and for what can be loaded; a profile may print before the mark."""
+"""Asks a login shell for its module system and the available modules; a profile may print before the mark."""
 TOPICS = {
     "MPI": re.compile(
         r"(?i)(^|[/_-])(open-?mpi|hpcx|mpich|mvapich2?|impi|intel-?mpi|intelmpi|cray-mpich)([/._-]|\d|$)"

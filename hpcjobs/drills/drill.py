@@ -31,11 +31,11 @@ LAYOUT = {"slurm": {"nodes": 2}, "local": {"ntasks_per_node": 2}}
 """Two ranks by default, as far from each other as the site allows."""
 POLL_S = 0.2
 FULL_S = 8.0
-"""Seconds for which the disk is full."""
+"""Seconds of the full disk."""
 
 
 class DrillVerdict(NamedTuple):
-    """What a drill has shown."""
+    """Result of a drill."""
 
     fault: str
     about: str
@@ -75,7 +75,7 @@ def drill(
     that job.
 
     Raises:
-        RequestError: no such fault. HpcJobsError: the fault could not be injected, or nothing went on in time.
+        RequestError: no such fault. HpcJobsError: the fault could not be injected, or the job did not go on in time.
     """
     if fault not in FAULTS:
         raise RequestError(f"no fault {fault!r}", hint=", ".join(FAULTS))
@@ -202,7 +202,7 @@ ROUNDING = 1e-12
 
 
 class Losses(NamedTuple):
-    """How far two runs agree: steps that both tell of, and the largest relative difference of a loss."""
+    """Agreement of two runs: number of common steps, and the largest relative difference of a loss."""
 
     steps: int
     difference: float
@@ -225,7 +225,7 @@ def sums(by_step: dict[int, float]) -> dict[int, float]:
 
 
 def compare(one: Path, other: Path) -> Losses:
-    """Losses where both runs have the same lines, else their sums up to the same step."""
+    """Compare losses if both runs have the same lines, otherwise their sums up to the same step."""
     first, second = losses(one), losses(other)
     rounding = 0.0
     if first.keys() != second.keys():

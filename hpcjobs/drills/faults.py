@@ -20,7 +20,7 @@ grep -slzx "HPCJOBS_JOB_ID=$1" /proc/[0-9]*/environ |
     xargs -r grep -slzx "RANK=${2:-[0-9]*}" | cut -d / -f 3"""
 _KILL = f"pids=$({_FIND}); kill -9 $pids"
 _TELL = f"pids=$({_FIND}); kill -TERM $pids"
-# A file that cannot grow any more is what a full disk or a spent quota is to a program.
+# For a program, a file that cannot grow is the same as a full disk or an exhausted quota.
 _LIMIT = f'for pid in $({_FIND}); do prlimit --pid $pid --fsize=$3: && done=1; done; [ -n "$done" ]'
 
 
@@ -37,14 +37,14 @@ class DrillTarget(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """What is done, in words and in deed; what the history must say of it."""
+    """A fault: its description, its injection, and its expected trace in the history."""
 
     about: str
     inject: Callable[[DrillTarget], None] | None
     """None: the time limit does it."""
     heal: Callable[[DrillTarget], None] | None
     causes: tuple[str, ...]
-    """What the attempt that it ends may have ended of; empty: none ends."""
+    """Permitted causes of the end of the attempt; empty: no attempt ends."""
     lossless: bool
     """It is announced: no step may be lost."""
 

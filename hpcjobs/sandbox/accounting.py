@@ -1,4 +1,4 @@
-"""Slurm's commands pointed at the sandbox, and what its accounting has to know before a job can run."""
+"""Runs Slurm's commands in the sandbox, and fills its accounting for the first jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpcjobs.sandbox.models import Layout
 from hpcjobs.units import time_limit, time_limit_s
 
 _PEOPLE = range(1000, 60_000)
-"""User ids of people: Debian's own users, and `nobody`, are outside."""
+"""User ids of people, without Debian's system users."""
 _NAME = re.compile(r"[A-Za-z_][\w.-]*\Z", re.ASCII)
 
 
@@ -56,7 +56,7 @@ def users_of_the_machine() -> list[str]:
 
 
 def add_users(folder: Folder, layout: Layout, users: Sequence[str]) -> None:
-    """Let these users submit under every account of the sandbox; those who may already stay as they are."""
+    """Let these users submit under every account of the sandbox; users with access stay unchanged."""
     # Of an account of the sandbox: slurmdbd itself makes a user root, who has the account root alone.
     of_an_account = slurm_commands.list_associations(["User"], account=layout.accounts[0])
     allowed = must(_with_slurm_conf(folder, of_an_account)).split()

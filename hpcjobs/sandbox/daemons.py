@@ -45,7 +45,7 @@ def must(argv: Sequence[str]) -> str:
     """Output of a command that has to succeed.
 
     Raises:
-        HpcJobsError: it did not; with what it printed.
+        HpcJobsError: it failed; with its output.
     """
     done = run([program(argv[0]), *argv[1:]])
     if done.code != 0:
@@ -57,7 +57,7 @@ def must(argv: Sequence[str]) -> str:
 
 
 def spawn(folder: Folder, name: str, argv: Sequence[str]) -> Daemon:
-    """Start ``argv`` in a session of its own, its output in a log file, and record it at once."""
+    """Start ``argv`` in a new session with output to a log file, and record it at once."""
     log = folder.log / f"{name}.log"
     pid = start_daemon(argv, env=_environment(folder), log=str(log))
     daemon = Daemon(name=name, pid=pid, start_ticks=start_ticks(pid) or 0, argv=tuple(argv), log=str(log))
@@ -66,7 +66,7 @@ def spawn(folder: Folder, name: str, argv: Sequence[str]) -> Daemon:
 
 
 def _environment(folder: Folder) -> dict[str, str]:
-    """Little: what stands in slurmd's environment is seen by every job."""
+    """A small environment: every job sees the variables of slurmd."""
     passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     return {"PATH": _PATH, "HOME": "/root", "SLURM_CONF": str(folder.slurm_conf), **passed_on}
 
@@ -93,7 +93,7 @@ def until(condition: Callable[[], bool], *, what: str, watch: Iterable[Daemon] =
     """Wait until ``condition`` holds, and give up when a daemon in ``watch`` ends or the time is over.
 
     Raises:
-        HpcJobsError: what was awaited, and the last lines of the log of the daemon to blame.
+        HpcJobsError: the awaited state, and the last lines of the failed daemon's log.
     """
     daemons = list(watch)
     deadline = time.monotonic() + timeout_s

@@ -28,7 +28,7 @@ class Folder(NamedTuple):
 
     @property
     def record(self) -> Path:
-        """What ``hpcjobs.site.rehearsal`` reads; its presence says that ``up`` came to its end."""
+        """File for ``hpcjobs.site.rehearsal``; it exists once ``up`` has completed."""
         return self.root / RECORD
 
     @property
@@ -48,12 +48,12 @@ class Folder(NamedTuple):
 
     @property
     def task_prolog(self) -> Path:
-        """What Slurm runs ahead of every task, as its user."""
+        """Slurm's prolog of every task, run as the task's user."""
         return self.etc / "task_prolog"
 
     @property
     def modulefiles(self) -> Path:
-        """What ``module load`` finds on the hosts."""
+        """Modulefiles for ``module load`` on the hosts."""
         return self.root / "modulefiles"
 
     @property
@@ -68,7 +68,7 @@ class Folder(NamedTuple):
 
     @property
     def namespaces(self) -> Path:
-        """Files on which namespaces are mounted."""
+        """Mount points of namespaces."""
         return self.root / "ns"
 
     @property
@@ -78,7 +78,7 @@ class Folder(NamedTuple):
 
     @property
     def munge_socket(self) -> Path:
-        """Where Slurm finds munged."""
+        """Socket of munged."""
         return self.munge / "munge.socket"
 
     @property
@@ -102,7 +102,7 @@ class Folder(NamedTuple):
         return self.root / "ctld"
 
     def node(self, host: str) -> Path:
-        """What one host has for itself: spool, /tmp, /var/tmp."""
+        """One host's own folders: spool, /tmp, /var/tmp."""
         return self.root / "nodes" / host
 
     def hosts(self) -> list[str]:
@@ -114,7 +114,7 @@ class Folder(NamedTuple):
         return (self.root / _MARKER).exists()
 
     def clear(self) -> None:
-        """Empty the folder except for its mark: what a daemon of before left must not meet a new one."""
+        """Empty the folder except for its mark, so that new daemons find no old files."""
         for entry in self.root.iterdir():
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
@@ -151,7 +151,7 @@ def write(path: Path, text: str, *, mode: int = 0o644) -> None:
 def lock(folder: Folder) -> Iterator[None]:
     """Hold the folder (made if need be, and marked as a sandbox's) against a second ``up`` or ``down``.
 
-    What is made meanwhile can be read by all users, whatever the caller's umask: their jobs need it.
+    Create files that all users can read, whatever the caller's umask: their jobs need them.
 
     Raises:
         RequestError: the folder has content that no sandbox put there.

@@ -1,4 +1,4 @@
-"""Computes the cluster to build from a shape and a site. Pure: nothing here looks at the machine."""
+"""Computes the cluster to build from a shape and a site. Pure: the machine is not examined."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def resolve_layout(
 ) -> Layout:
     """The cluster for ``shape``: of ``site`` where it says --like, else ``site`` is the base to reshape.
 
-    ``mpi_types`` are those that this machine's srun offers; the site's comes first, then those of `MPI_TYPES`.
+    ``mpi_types``: types of this machine's srun. The site's type is preferred, then the order of `MPI_TYPES`.
     ``has_modules``: this machine has Environment Modules, so that jobs load the site's modules.
 
     Raises:
@@ -214,7 +214,7 @@ def _containers(site: Site) -> dict[str, Any]:
 
 
 def _overlay(partitions: dict[str, Partition], *, site: Site, mpi: str, modules: tuple[str, ...]) -> dict[str, Any]:
-    """What a job here must not take from the site: its size, and software that is not on this machine."""
+    """Keys that replace the site's size and the software that this machine lacks."""
     return {
         "partitions": msgspec.to_builtins(partitions),
         "defaults": msgspec.to_builtins(_limit_nodes(site.defaults, max(p.node_count for p in partitions.values()))),

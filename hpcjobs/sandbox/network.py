@@ -1,4 +1,4 @@
-"""Hosts out of namespaces: a bridge, and for each host a network and a host name of its own.
+"""Makes hosts from namespaces: one bridge, and a network and a host name for each host.
 
 A namespace is held by a bind mount of its file under the sandbox's folder, as ``ip netns`` does
 under /run: it lives without a process in it, and its inode says which processes belong to it.
@@ -40,10 +40,10 @@ def bridge_owner() -> str | None:
 
 
 def check_free(folder: Folder, *, ports: tuple[int, ...]) -> None:
-    """Refuse a second sandbox, and a machine that uses our addresses or ports for something else.
+    """Refuse a second sandbox, and a machine that uses our addresses or ports otherwise.
 
     Raises:
-        RequestError: names what is in the way.
+        RequestError: names the conflict.
     """
     owner = bridge_owner()
     if owner not in (None, "", str(folder.root)):
@@ -128,7 +128,7 @@ def enter(folder: Folder, host: Host | None = None) -> list[str]:
 
 
 def remove(folder: Folder) -> None:
-    """The bridge and its ports, if they are ours. The ports first: the bridge says whose they are."""
+    """The bridge and its ports, if they are ours. Ports come first: the bridge identifies their owner."""
     if bridge_owner() not in ("", str(folder.root)):
         return
     done = run([program("ip"), "-json", "link", "show", "master", BRIDGE])
@@ -149,7 +149,7 @@ def host_lines(names: dict[str, str]) -> str:
 
 
 def add_block(folder: Folder, names: dict[str, str], *, path: Path = HOSTS_FILE) -> None:
-    """Put our block first: whatever ends the file, with or without a newline, is left as it is."""
+    """Put our block first: the end of the file, with or without a newline, is not changed."""
     remove_block(folder, path=path)
     begin, end = _markers(folder)
     before = path.read_bytes() if path.exists() else b""
@@ -157,7 +157,7 @@ def add_block(folder: Folder, names: dict[str, str], *, path: Path = HOSTS_FILE)
 
 
 def remove_block(folder: Folder, *, path: Path = HOSTS_FILE) -> None:
-    """Take every block of this folder's sandbox out; nothing else changes."""
+    """Remove every block of this folder's sandbox."""
     while has_block(folder, path=path):
         begin, end = _markers(folder)
         ahead, _, rest = path.read_bytes().partition(begin)
@@ -165,7 +165,7 @@ def remove_block(folder: Folder, *, path: Path = HOSTS_FILE) -> None:
 
 
 def has_block(folder: Folder, *, path: Path = HOSTS_FILE) -> bool:
-    """Whether a whole block of this folder's sandbox stands there."""
+    """Whether the file has a complete block of this folder's sandbox."""
     begin, end = _markers(folder)
     text = path.read_bytes() if path.exists() else b""
     return end in text.partition(begin)[2]

@@ -1,4 +1,4 @@
-"""Checks that the machine has what a sandbox needs: root, Debian or Ubuntu, and packages, which can be installed."""
+"""Checks the machine for the needs of a sandbox: root, Debian or Ubuntu, and packages, which can be installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PACKAGES = (
 
 
 def check(*, install: bool, say: Callable[[str], None]) -> None:
-    """Refuse a machine on which no sandbox can be, or (``install``) put the packages on it.
+    """Refuse a machine that cannot run a sandbox; ``install``: install missing packages.
 
     Raises:
         RequestError: not root, not Debian or Ubuntu, or packages are missing: names the command.
@@ -87,7 +87,7 @@ def reason_for_none() -> str:
 def write_modulefiles(folder: Folder, names: Collection[str]) -> None:
     """Make a modulefile without content for each module.
 
-    Of ``gcc`` and ``gcc/12`` only the second becomes a file: it is what loading the first finds.
+    Of ``gcc`` and ``gcc/12`` only the second becomes a file: loading ``gcc`` finds it.
     """
     folder.modulefiles.mkdir()
     folders = {str(parent) for name in names for parent in PurePosixPath(name).parents}

@@ -34,8 +34,8 @@ def _silent(line: str) -> None:
 def up(shape: Shape, *, root: Path | None = None, install: bool = False, say: Say = _silent) -> Sandbox:
     """Build the cluster, or find it up already; ``say`` gets a line for each step.
 
-    Daemons that died are started again. What a crash left behind is removed first, and a start that
-    fails removes what it made.
+    Daemons that died are started again. Remains of a crash are removed first. A start that fails
+    removes its own files and processes.
 
     Raises:
         RequestError: a sandbox of another shape is up, the shape does not fit the site, the machine
@@ -128,7 +128,7 @@ def _check_same_shape(requested: Shape, sandbox: Sandbox) -> None:
 
 
 def _recorded_sandbox(folder: Folder) -> Sandbox | None:
-    """What ``up`` left when it came to its end; ``None``: nothing, or what another version wrote."""
+    """The record of a completed ``up``; ``None``: no record, or another version's."""
     try:
         return msgspec.json.decode(folder.state.read_bytes(), type=Sandbox) if folder.record.exists() else None
     except (OSError, msgspec.MsgspecError):
@@ -136,7 +136,7 @@ def _recorded_sandbox(folder: Folder) -> Sandbox | None:
 
 
 def status(*, root: Path | None = None) -> Status:
-    """Whether the sandbox is up and whole. Changes nothing."""
+    """The sandbox's state. Read only."""
     folder = folder_at(root)
     sandbox = _recorded_sandbox(folder)
     dead = tuple(f"{daemon.name} is dead" for daemon in recorded_daemons(folder) if not alive(daemon))
@@ -213,7 +213,7 @@ def build(folder: Folder, layout: Layout, *, shape: Shape, say: Say) -> Sandbox:
     """A whole sandbox in an empty folder; its record is written last.
 
     Raises:
-        HpcJobsError: a step failed; what was made stands.
+        HpcJobsError: a step failed; earlier steps are not undone.
     """
     password = secrets.token_hex(16)
     _write_files(folder, layout, password=password)
@@ -298,7 +298,7 @@ def repairable(folder: Folder) -> bool:
 
 
 def repair(folder: Folder, sandbox: Sandbox) -> None:
-    """Start what died; jobs and their records stay.
+    """Start dead daemons again; jobs and their records stay.
 
     Raises:
         HpcJobsError: a daemon did not come back.

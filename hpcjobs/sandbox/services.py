@@ -58,9 +58,9 @@ def slurm_version() -> tuple[int, int]:
 
 
 def mpi_types(folder: Folder) -> frozenset[str]:
-    """What ``srun --mpi=list`` offers. Some packages of Slurm come without PMIx."""
+    """Types of ``srun --mpi=list``. Some packages of Slurm come without PMIx."""
     conf = folder.root / "mpi.conf"
-    write(conf, "ClusterName=mpi\nSlurmctldHost=localhost\n")  # srun says nothing without one
+    write(conf, "ClusterName=mpi\nSlurmctldHost=localhost\n")  # srun prints an error without one
     srun, *options = list_mpi_types()
     done = run(["env", f"SLURM_CONF={conf}", program(srun), *options])
     conf.unlink()
@@ -68,7 +68,7 @@ def mpi_types(folder: Folder) -> frozenset[str]:
 
 
 def start_munge(folder: Folder) -> Daemon:
-    """A munged of our own, with its own key: one that this machine has is left alone."""
+    """Start a munged with a new key; the machine's own munged is not touched."""
     home = folder.munge
     home.mkdir()
     _give(home, user="munge")
@@ -104,7 +104,7 @@ def start_database(folder: Folder, password: str) -> Daemon:
 
 
 def start_accounting(folder: Folder) -> Daemon:
-    """slurmdbd, which finds its file beside slurm.conf."""
+    """Start slurmdbd, which reads its file in the folder of slurm.conf."""
     return _start(folder, "slurmdbd", [*enter(folder), program("slurmdbd"), "-D"])
 
 
@@ -135,9 +135,9 @@ def _needed_from_private_folders() -> list[str]:
 
 
 def restart_dead(folder: Folder) -> list[Daemon]:
-    """Start every recorded daemon that died, as it was started before; returns these.
+    """Start every recorded daemon that died, with its earlier command; returns these.
 
-    Slurm takes its jobs up again from what it saved; a slurmd finds the job steps that outlived it.
+    Slurm resumes its jobs from its saved state; a slurmd finds the job steps that outlived it.
     """
     dead = [daemon for daemon in recorded_daemons(folder) if not alive(daemon)]
     dead.sort(key=lambda daemon: _ORDER.index(daemon.name) if daemon.name in _ORDER else len(_ORDER))

@@ -1,4 +1,4 @@
-"""Another cluster's slurm.conf as a site: its nodes, partitions and limits. What no job notices is left out."""
+"""Reads another cluster's slurm.conf as a site: nodes, partitions and limits that jobs notice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Fields = Mapping[str, str]
 
 
 class ForeignCluster(NamedTuple):
-    """What a slurm.conf says of a cluster."""
+    """A cluster as its slurm.conf describes it."""
 
     site: Site
     settings: dict[str, str]

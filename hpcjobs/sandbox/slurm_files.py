@@ -164,7 +164,7 @@ def partition_line(name: str, partition: Partition, *, hosts: tuple[str, ...], d
         "AllowAccounts": ",".join(partition.accounts) if partition.accounts else None,
     }
     parts += [f"{name}={value}" for name, value in limits.items() if value is not None]
-    # A job that asks for no memory gets its CPUs' share: else the first one would take the whole node.
+    # A job without a memory request gets its CPUs' share; otherwise the first one would take the whole node.
     share = min(_megabytes(group) // group.cpus for group in partition.groups)
     parts.append(f"DefMemPerCPU={max(1, share)}")
     return " ".join(parts)
@@ -177,7 +177,7 @@ def _precedence(partition: Partition) -> str:
 
 
 def gres_conf(layout: Layout, folder: Folder) -> str:
-    """gres.conf: each host's GPUs are the same device files, which stand for nothing."""
+    """gres.conf: each host's GPUs are the same device files, without real GPUs."""
     lines = []
     for host in layout.hosts:
         first = 0
@@ -210,7 +210,7 @@ StorageLoc=slurm_acct_db
 
 
 def database_init(password: str) -> str:
-    """What MariaDB runs when it starts: a database and one user, who comes by TCP from this machine."""
+    """MariaDB's initial statements: a database and one user, who connects by TCP from this machine."""
     return f"""\
 CREATE DATABASE IF NOT EXISTS slurm_acct_db;
 CREATE USER IF NOT EXISTS 'slurm'@'127.0.0.1' IDENTIFIED BY '{password}';

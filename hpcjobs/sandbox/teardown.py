@@ -44,7 +44,7 @@ def take_down(folder: Folder) -> None:
 
 
 def leftovers(folder: Folder) -> tuple[str, ...]:
-    """What of the sandbox stands on this machine, in words."""
+    """Descriptions of the sandbox's remains on this machine."""
     running, mounted = len(processes(folder)), len(mounts(folder))
     return tuple(
         arguments
@@ -153,7 +153,7 @@ def _reap(pid: int) -> None:
 
 def _unmount(folder: Folder) -> None:
     for point in sorted(mounts(folder), key=lambda path: -len(path.parts)):
-        # Lazily where a shell of the user stands in it: the mount goes, its memory when they leave.
+        # Lazily if a user's shell is in it: the mount goes now, its memory when they leave.
         if run([program("umount"), str(point)]).code != 0:
             must(["umount", "--lazy", str(point)])
 

@@ -55,7 +55,7 @@ class JobRecord(msgspec.Struct, frozen=True):
 
     @property
     def reported_code(self) -> int | None:
-        """The exit code, but for the 0 that Slurm gives a job that did not complete."""
+        """The exit code; None for the 0 that Slurm gives a job that did not complete."""
         return None if self.exit_code == 0 and self.state is not State.COMPLETED else self.exit_code
 
     @property
@@ -68,12 +68,12 @@ class JobRecord(msgspec.Struct, frozen=True):
 
 
 class Submitted(Frozen, frozen=True):
-    """What a scheduler answers to a submission."""
+    """A scheduler's answer to a submission."""
 
     job_id: str
     cluster: str | None = None
     messages: tuple[str, ...] = ()
-    """What it printed for the user beside the id, such as what a centre's job_submit.lua says of the job."""
+    """Messages of the scheduler for the user, for example of a centre's job_submit.lua."""
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ class Estimate(msgspec.Struct, frozen=True):
     start: float | None = None
     refusal: str | None = None
     messages: tuple[str, ...] = ()
-    """What a plugin of the site says of the job."""
+    """Messages of the site's plugin about the job."""
 
 
 class JobQueue(Protocol):
@@ -118,7 +118,7 @@ class JobQueue(Protocol):
 
 
 class Scheduler(JobQueue, Protocol):
-    """Interface of a scheduler. What it cannot do raises `RequestError`, which names what that is."""
+    """Interface of a scheduler. A verb that it lacks raises `RequestError` with the verb's name."""
 
     def history(
         self, user: str, *, job_ids: Collection[str] | None = None, since: float | None = None
@@ -147,7 +147,7 @@ class Scheduler(JobQueue, Protocol):
         ...
 
     def query(self, argv: Sequence[str]) -> str:
-        """What a command of `hpcjobs.slurm_commands` prints that changes nothing."""
+        """Output of a command of `hpcjobs.slurm_commands` that only reads."""
         ...
 
     def follow(self, argv: Sequence[str], each: Callable[[str], None]) -> int:
@@ -155,7 +155,7 @@ class Scheduler(JobQueue, Protocol):
         ...
 
     def step(self, job_id: str, hosts: Sequence[str], *options: str) -> list[str]:
-        """The words before a program that run it on each of ``hosts`` of a running job, beside its tasks."""
+        """The command before a program that runs it once on each of ``hosts`` in a running job."""
         ...
 
     def estimate(self, job: Job) -> Estimate:
@@ -164,7 +164,7 @@ class Scheduler(JobQueue, Protocol):
 
 
 class QueueReadOnce:
-    """A scheduler whose queue is read once, also when it does not answer."""
+    """A scheduler that reads its queue once, and repeats the error if that fails."""
 
     def __init__(self, scheduler: JobQueue) -> None:
         self._scheduler = scheduler
@@ -196,7 +196,7 @@ _USUAL_CAUSES = {
 
 
 SLURM_OUT_OF_MEMORY = 125
-"""What Slurm reports as the signal of a step whose memory limit was exceeded: no signal has this number."""
+"""The signal number that Slurm reports after a memory limit was exceeded; no real signal has it."""
 
 
 def name_signal(number: int) -> str:
@@ -217,7 +217,7 @@ def describe_signal(number: int) -> str:
 
 
 def signal_of(exit_code: int | None, signal: int | None = None) -> int | None:
-    """The signal that ended a process: Slurm's, or that of a shell's exit code (128 and the signal); None: none did."""
+    """The signal that ended a process, from Slurm or from a shell's exit code (128 + signal); None: no signal."""
     if signal:
         return signal
     number = (exit_code or 0) - 128
@@ -225,7 +225,7 @@ def signal_of(exit_code: int | None, signal: int | None = None) -> int | None:
 
 
 def describe_exit(exit_code: int | None, signal: int | None = None) -> str:
-    """``exit code 3``, or ``killed by signal 9 (SIGKILL), often out of memory``; empty where nothing is known."""
+    """``exit code 3``, or ``killed by signal 9 (SIGKILL), often out of memory``; empty: unknown."""
     number = signal_of(exit_code, signal)
     if number is not None:
         return describe_signal(number)
@@ -264,7 +264,7 @@ _T = TypeVar("_T")
 
 
 def discard(line: str) -> None:
-    """Report nothing: the argument of a caller that wants no messages."""
+    """Ignore the message, for callers that report none."""
 
 
 class Outage:

@@ -1,7 +1,7 @@
-"""Connects to the scheduler of a job or site, and tells which clusters can be reached from here.
+"""Connects to the scheduler of a job or site, and finds the clusters that can be reached from here.
 
-Two clusters, or two workstations, may share one home and give out the same job ids: the cluster's name, or that of the
-machine, tells their jobs apart.
+Two clusters, or two workstations, may share one home and give out the same job ids. The name of the cluster or machine
+distinguishes their jobs.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ def connect(kind: str, slurm_conf: str | None = None, *, runner: Runner | None =
 
 
 def reachable_clusters(scheduler: str, slurm_conf: str | None) -> frozenset[str]:
-    """The clusters whose jobs ``scheduler`` can be asked about from here; empty when the name cannot be learnt.
+    """The clusters that ``scheduler`` can query from here; empty: their name is unknown.
 
-    For ``local`` that is this host. For Slurm it is the ClusterName, or the clusters in SLURM_CLUSTERS,
-    which Slurm's commands ask in its place.
+    For ``local`` that is this host. For Slurm it is the ClusterName; the clusters in SLURM_CLUSTERS replace it.
     """
     if scheduler == "local":
         return frozenset((os.uname().nodename,))

@@ -76,11 +76,11 @@ def apply(hunk: Hunk, package: Path) -> Path:
 def _places(hunk: Hunk, text: str) -> Iterator[int]:
     """Numbers of the lines of ``text`` at which the lines of the hunk begin, within its function."""
     lines, count = text.split("\n"), len(hunk.old)
-    wanted = _shift(hunk.old, _indent(hunk.old))
+    expected = _shift(hunk.old, _indent(hunk.old))
     for first, last in _bodies(hunk.function, text, len(lines)):
         for number in range(first, last - count + 1):
             candidate = lines[number : number + count]
-            if candidate[0].strip() == hunk.old[0].strip() and _shift(candidate, _indent(candidate)) == wanted:
+            if candidate[0].strip() == hunk.old[0].strip() and _shift(candidate, _indent(candidate)) == expected:
                 yield number
 
 

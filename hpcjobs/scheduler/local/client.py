@@ -34,12 +34,12 @@ _INSTEAD = {
     "requeue": "`hpcjobs rerun JOB` submits the job again",
     "update": "`hpcjobs cancel JOB`, then `hpcjobs rerun JOB` with other options",
 }
-"""What to do instead of a method that this queue has not."""
+"""Hints for verbs that this queue lacks."""
 _PACKAGE_ROOT = Path(hpcjobs.__file__).resolve().parent.parent
 
 
 def state_folder() -> Path:
-    """Where this host's jobs are kept: ``$XDG_STATE_HOME`` or ``~/.local/state``, per host name."""
+    """The folder of this host's jobs, in ``$XDG_STATE_HOME`` or ``~/.local/state``."""
     return state_dir() / "local" / os.uname().nodename
 
 
@@ -50,7 +50,7 @@ class LocalScheduler:
         self._root = str(folder or state_folder())
 
     def submit(self, plan: Plan) -> Submitted:
-        """Queue the script that lies in the plan's run folder, and return at once.
+        """Queue the script in the plan's run folder, and return at once.
 
         Raises:
             RequestError: an option this scheduler cannot honour, more GPUs than there are, or a
@@ -79,7 +79,7 @@ class LocalScheduler:
     def find_submitted(self, plan: Plan) -> list[Submitted]:
         """The jobs that were given the script in the plan's run folder, ended or not, oldest first.
 
-        One whose submission was killed before the job counted (`job_folder.activate`) never runs, and is none.
+        A submission that was killed before `job_folder.activate` never runs, and is left out.
         """
         try:
             names = os.listdir(os.path.join(self._root, "jobs"))
@@ -91,7 +91,7 @@ class LocalScheduler:
         return [Submitted(job.job_id) for job, request in requests if request and request.script == script]
 
     def _new_job(self) -> LocalJob:
-        """A folder of its own: making it is the act that no two submissions can both succeed in."""
+        """Create a folder for a new job. Only one of two concurrent submissions can create it."""
         for name in ("active", "jobs"):
             os.makedirs(os.path.join(self._root, name), mode=0o700, exist_ok=True)
         numbers = (job_number(name) for name in os.listdir(os.path.join(self._root, "jobs")))
@@ -163,7 +163,7 @@ class LocalScheduler:
                 queue.cancel(job)
 
     def show_jobs(self, job_ids: Collection[str]) -> list[JobRecord]:
-        """As `account`: this queue forgets nothing by itself."""
+        """As `account`: this queue keeps the files of all jobs."""
         return self.account(job_ids)
 
     def history(
@@ -204,7 +204,7 @@ class LocalScheduler:
     def forget(self, job_ids: Iterable[str]) -> None:
         """Remove the files of jobs that have ended.
 
-        The newest job's stay, because ids are counted on from it, and so do those that a waiting job depends on.
+        Files of the newest job stay because ids continue from it, and so do files of dependencies of waiting jobs.
         """
         with self._view() as view:
             needed = {job_id.split("_")[0] for entry in view.entries for _, job_id in entry.request.dependency}
@@ -213,7 +213,7 @@ class LocalScheduler:
             numbers = [job_number(name) or 0 for name in os.listdir(folder)] if os.path.isdir(folder) else []
             needed.add(f"L{max(numbers, default=0)}")
             for job in (LocalJob(self._root, job_id) for job_id in {*job_ids} - needed):
-                shutil.rmtree(job.folder, ignore_errors=True)  # what is left is of no use, and harms nobody
+                shutil.rmtree(job.folder, ignore_errors=True)  # a remaining file is harmless
 
 
 def _refusal(verb: str, job_ids: Iterable[str]) -> RequestError:
@@ -252,7 +252,7 @@ def _start_supervisor(job: LocalJob, alive: int) -> None:
 
 
 def records(job: LocalJob, request: Request, view: queue.QueueView) -> Iterator[JobRecord]:
-    """One record; of an array as a whole that of its tasks that have no folder, if there are any."""
+    """Yield one record. For a whole array it covers the tasks without a folder, if any."""
     if request.array is None or job.element is not None:
         no_folder = job.element is not None and not os.path.isdir(job.folder)
         yield _record(job, job.submitted_job if no_folder else job, request, view)
@@ -264,7 +264,7 @@ def records(job: LocalJob, request: Request, view: queue.QueueView) -> Iterator[
 
 
 def _record(shown: LocalJob, job: LocalJob, request: Request, view: queue.QueueView) -> JobRecord:
-    """What the files of ``job`` say, under the id of ``shown``."""
+    """The record from the files of ``job``, with the id of ``shown``."""
     started, ended = job.read_started(), job.read_ended()
     verdict = view.verdicts.get(job.submitted_job.job_id)
     reason = verdict.reason if isinstance(verdict, Wait) else None

@@ -11,7 +11,7 @@ from pathlib import Path
 from hpcjobs.processes.tree import MARK
 
 CHOICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-"""Variables by which a user, or an enclosing job, chooses among the devices; HIP reads both as the same list."""
+"""Variables with which a user or an enclosing job selects devices; HIP reads both as the same list."""
 _ROCR = "ROCR_VISIBLE_DEVICES"
 _SIMD_COUNT = re.compile(r"^simd_count ([1-9]\d*)$", re.MULTILINE | re.ASCII)
 
@@ -19,10 +19,10 @@ _SIMD_COUNT = re.compile(r"^simd_count ([1-9]\d*)$", re.MULTILINE | re.ASCII)
 def visible_gpus(environ: Mapping[str, str], *, count: int | None, root: Path = Path("/")) -> tuple[str, ...]:
     """The names of the GPUs to share out, as CUDA_VISIBLE_DEVICES has them.
 
-    A user's choice (`CHOICES`) chooses among them, and their order; that of an enclosing local job is no choice.
+    A user's selection (`CHOICES`) limits and orders them; an enclosing local job's selection is ignored.
 
     Args:
-        count: so many, numbered from 0, whatever the machine has; None: those of the machine.
+        count: number of GPUs, numbered from 0, without a look at the machine; None: the machine's GPUs.
     """
     names = list_gpus(environ, root) if count is None else tuple(map(str, range(count)))
     choice = user_choice(environ)
@@ -38,7 +38,7 @@ def user_choice(environ: Mapping[str, str]) -> str | None:
 
 
 def list_gpus(environ: Mapping[str, str], root: Path) -> tuple[str, ...]:
-    """Numbers of NVIDIA's devices; else those of AMD's, which ROCR_VISIBLE_DEVICES numbers anew.
+    """Numbers of NVIDIA devices, or of AMD devices, which ROCR_VISIBLE_DEVICES renumbers.
 
     CUDA numbers the devices that are there from 0: the number in a device file's name is another one.
     """

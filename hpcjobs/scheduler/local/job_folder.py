@@ -62,7 +62,7 @@ class LocalJob(NamedTuple):
         return os.path.join(self.folder, name)
 
     def read_request(self) -> Request | None:
-        """None: there is no such job."""
+        """None: no such job."""
         return read(Request, self.submitted_job.path("request.json"))
 
     def read_started(self) -> Started | None:
@@ -82,7 +82,7 @@ class LocalJob(NamedTuple):
         return [self.task(index) for index in names]
 
     def write(self, record: Request | Started | Ended) -> None:
-        """Put a record in its place in one step; it outlives a crash of the machine."""
+        """Replace a record atomically and durably."""
         name = f"{type(record).__name__.lower()}.json"
         write_beside(self.path(name), json.dumps(plain(record)))
 

@@ -16,7 +16,7 @@ class QueuedJob(NamedTuple):
     request: Request
     started: Started | None = None
     waiting: tuple[int, ...] | None = None
-    """Of an array: the indices not yet started. None: no array."""
+    """Indices of an array that have not started. None: no array."""
 
     @property
     def done_starting(self) -> bool:
@@ -30,7 +30,7 @@ class Start(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """It may not, for this reason (as Slurm names it), and nothing changes before one of ``watch`` does."""
+    """It must wait, for this reason (in Slurm's words), until one of ``watch`` changes."""
 
     reason: str
     watch: tuple[LocalJob, ...]
@@ -123,7 +123,7 @@ def _running_tasks(entry: QueuedJob, entries: Iterable[QueuedJob]) -> tuple[Loca
 
 
 def _own_verdict(entry: QueuedJob, entries: Iterable[QueuedJob], outcome: Outcome) -> StartDecision | None:
-    """What its own conditions say; None: only slots and order matter."""
+    """The verdict of the job's own conditions; None: only slots and order matter."""
     pending = []
     for kind, job_id in entry.request.dependency:
         state = outcome(job_id)

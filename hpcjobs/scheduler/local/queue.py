@@ -1,7 +1,7 @@
 """The queue of this machine: every decision about which job runs, made under one lock by whichever process needs it.
 
 There is no daemon. Supervisors, and commands that list or cancel jobs, each read the folders, mark jobs whose
-supervisor was killed as failed, and wake those that can start.
+supervisor was killed as failed, and wake jobs that can start.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Claim(NamedTuple):
 
 
 def update(root: str, *, me: LocalJob | None = None) -> QueueView:
-    """Read the queue, mark jobs whose supervisor died as failed, and wake all (but ``me``) that can start.
+    """Read the queue, mark jobs of dead supervisors as failed, and wake all jobs except ``me`` that can start.
 
     The caller holds the lock.
     """
@@ -71,7 +71,7 @@ def _waiting(job: LocalJob, array: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _mark_failed(job: LocalJob) -> None:
-    """End what a killed supervisor left. An array's supervisor leaves only tasks with their own."""
+    """End the processes of a killed supervisor. Tasks of an array have supervisors of their own."""
     started = job.read_started()
     leader = started.leader if started is not None else None
     tree.end(lambda: tree.members(job.folder, leader), grace_s=0)
@@ -86,14 +86,14 @@ def record(job: LocalJob, ended: Ended) -> None:
 
 
 def finish(job: LocalJob, ended: Ended) -> None:
-    """Record the end of a job, and wake those that can start now."""
+    """Record the end of a job, and wake jobs that can start now."""
     with Lock(job.root):
         record(job, ended)
         update(job.root, me=job)
 
 
 def claim(job: LocalJob) -> Claim | Wait | Never | None:
-    """Start ``job``, or the next task of an array, if it can start now. None: nothing of it waits any more."""
+    """Start ``job``, or the next task of an array, if it can start now. None: no task waits any more."""
     with Lock(job.root):
         view = update(job.root, me=job)
         verdict = view.verdicts.get(job.job_id)
@@ -130,7 +130,7 @@ def outcome(job: LocalJob) -> str | None:
 
 
 def cancel(job: LocalJob) -> None:
-    """End a job, an array or one task of it: at once what waits, by its supervisor what runs."""
+    """End a job, an array or one task. Waiting ones end at once, running ones by their supervisor."""
     with Lock(job.root):
         request = job.read_request()
         if request is None or outcome(job) is not None:

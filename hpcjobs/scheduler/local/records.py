@@ -20,7 +20,7 @@ class EarlySignal(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What was submitted. ``cpus`` and ``gpus`` are those of one task of the array, or of the job."""
+    """A submitted job. ``cpus`` and ``gpus`` count for the job, or for one task of an array."""
 
     job_id: str
     name: str

@@ -1,4 +1,4 @@
-"""Builds from a plan what the local scheduler records of it."""
+"""Builds the local scheduler's record of a plan."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def job_number(job_id: str) -> int | None:
 
 
 def request_for(plan: Plan, known: Callable[[str], bool]) -> Request:
-    """The request, without its id yet. ``known`` tells whether a job id exists.
+    """The request, still without id. ``known``: whether a job id exists.
 
     Raises:
         RequestError: an option this scheduler cannot honour, more GPUs than there are, or no script.
@@ -74,7 +74,7 @@ def _number(variable: str) -> int | None:
     """The whole number in an environment variable; None: it is not set.
 
     Raises:
-        RequestError: it holds something else.
+        RequestError: another value.
     """
     text = os.environ.get(variable)
     if not text:
@@ -101,7 +101,7 @@ def visible_gpus() -> tuple[str, ...]:
 
 
 def _refuse_larger(job: Job, cpus: int, names: tuple[str, ...]) -> None:
-    """Refuse what this machine does not have. More tasks than CPUs are allowed: they share them."""
+    """Refuse resources that this machine lacks. More tasks than CPUs are allowed: they share them."""
     resources, memory = job.resources, machine_memory()
     if job.gpus_per_node > len(names):
         choice = gpus.user_choice(os.environ)
@@ -133,7 +133,7 @@ def _array(text: str) -> tuple[tuple[int, ...], int | None]:
 
 
 def _dependency(text: str, known: Callable[[str], bool]) -> tuple[Dependency, ...]:
-    """``afterok:L3:L4,afterany:L5`` -> pairs, all of which must be met."""
+    """``afterok:L3:L4,afterany:L5`` -> pairs; all must be met."""
     dependencies: list[Dependency] = []
     for part in text.split(","):
         kind, *job_ids = part.split(":")

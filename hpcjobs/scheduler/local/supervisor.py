@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
 
 
 class _Array:
-    """The supervisor of an array: waits for each task's turn, and starts a supervisor of its own for it."""
+    """Supervisor of an array: wait for each task's turn, and start the task's supervisor."""
 
     def __init__(self, job: LocalJob, request: Request, alive: int) -> None:
         self._job, self._request, self._alive = job, request, alive
@@ -56,7 +56,7 @@ class _Array:
         self.running.add(pid)
 
     def _supervise(self, claim: queue.Claim, events: SupervisorEvents) -> None:
-        """In a process of its own: run one task to its end."""
+        """Run one task to its end, in a new process."""
         # The lock of the whole array says that *its* supervisor lives.
         os.close(self._alive)
         events.close()
@@ -137,7 +137,7 @@ class _Run:
         self.max_rss_bytes = 0
 
     def reap(self, guard: int) -> bool:
-        """Wait for every process that ended; False: there is none left, dead or alive."""
+        """Wait for every process that ended; False: no process is left."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -153,7 +153,7 @@ class _Run:
                 self.status = status
 
     def act(self, *, stop_requested: bool) -> None:
-        """Do what is due now: the early signal, the end by the time limit or a cancellation, the kill."""
+        """Send the early signal, end the job by time limit or cancellation, or kill it, if due."""
         now, limit = time.monotonic() - self._begun, self._request.time_limit_s
         if self.stop is not None:
             if time.monotonic() >= self.stop.kill_at:
@@ -186,7 +186,7 @@ class _Run:
         return tree.members(self._job.folder, self.identity, adopted_by=os.getpid())
 
     def time_until_due_s(self) -> float | None:
-        """Seconds until something is due; None: nothing is."""
+        """Seconds until the next action; None: no action."""
         if self.stop is not None:
             return self.stop.kill_at - time.monotonic()
         limit = self._request.time_limit_s
@@ -251,7 +251,7 @@ def _log(job: LocalJob, request: Request) -> str:
 
 
 def _start_script(job: LocalJob, request: Request, started: Started, log: int, *, restarts: int) -> int:
-    """Start the script in a session of its own; it gets SIGTERM when its supervisor dies."""
+    """Start the script in a new session; it gets SIGTERM when its supervisor dies."""
     environment = os.environ | _environment(job, request, started)
     environment |= {"SLURM_RESTART_COUNT": str(restarts)} if restarts else {}
     supervisor = os.getpid()
@@ -278,7 +278,7 @@ def _environment(job: LocalJob, request: Request, started: Started) -> dict[str,
     if request.time_limit_s is not None:
         added["HPCJOBS_DEADLINE"] = str(int(time.time() + request.time_limit_s))
     if request.gpus or (request.machine_gpus and user_choice(os.environ) is None):
-        # None for a job without GPUs: it must not see those that others were given, unless its user says so.
+        # None for a job without GPUs: it must not see other jobs' GPUs, unless its user selects some.
         added |= assign_gpus(started.gpus)
     if job.element is not None and request.array is not None:
         added["SLURM_ARRAY_TASK_ID"] = str(job.element)
@@ -311,7 +311,7 @@ def _make_record(run: _Run) -> Ended:
 
 
 def _supervisor_died(job: LocalJob, request: Request) -> None:
-    """In the guard, which still holds the job's lock: end the job as at its time limit, and say why."""
+    """End the job as at its time limit, with the reason. The guard, which still holds the job's lock, calls this."""
     started = job.read_started()
     leader = started.leader if started is not None else None
     tree.end(lambda: tree.members(job.folder, leader), grace_s=request.grace_s)

@@ -1,1 +1,1 @@
-"""Slurm through its own commands."""
+"""The scheduler Slurm."""

@@ -1,4 +1,4 @@
-"""Slurm through its own commands: sbatch, squeue, sacct, scontrol, scancel."""
+"""Runs Slurm's commands: sbatch, squeue, sacct, scontrol, scancel."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _DAEMONS = {"sacct": ("the accounting (slurmdbd)", "sacctmgr show cluster")}
 _CLOCKS_DIFFER_S = 3600.0
 """By how much the clocks of a file server and of the controller may differ."""
 _SHOWN_ONE_BY_ONE = 16
-"""Jobs asked for by id where there is no sacct; more of them are cheaper in one answer about all jobs."""
+"""Most jobs to query by id without sacct; one answer about all jobs is cheaper for more."""
 
 
 class SlurmScheduler:
@@ -106,17 +106,17 @@ class SlurmScheduler:
     def find_submitted(self, plan: Plan) -> list[Submitted]:
         """The jobs that were given the script in the plan's run folder, ended or not, oldest first.
 
-        In order: what slurmctld remembers, the id that the job wrote when it started, and the accounting.
+        Sources in order: slurmctld, the id that the job wrote when it started, the accounting.
         """
         return self._find_in_queue(plan) or written_jobs(plan) or self._find_accounted(plan)
 
     def _find_in_queue(self, plan: Plan) -> list[Submitted]:
-        """Those that wait, run, or have ended within MinJobAge."""
+        """Jobs that wait, run, or have ended within MinJobAge."""
         records = parse_squeue(self._ask(slurm_commands.list_queue(*QUEUED, mine=True, states=("all",))).out)
         return _oldest_first(record.job_id for record in records if record.command == plan.command[-1])
 
     def _find_accounted(self, plan: Plan) -> list[Submitted]:
-        """Those whose sbatch command, which Slurm 20.11 and newer keep, ends with the script."""
+        """Jobs that were submitted with the script, by the sbatch command that Slurm 20.11 and newer keep."""
         script = plan.command[-1]
         since = os.stat(script).st_mtime - _CLOCKS_DIFFER_S
         question = slurm_commands.list_accounted(*SUBMISSIONS, users=[user_name()], since=since)
@@ -124,7 +124,7 @@ class SlurmScheduler:
             out = self._ask(question).out
         except SchedulerDownError:
             raise
-        except SchedulerError:  # there is no accounting, or none that keeps commands
+        except SchedulerError:  # no accounting, or an old one without commands
             return []
         return _oldest_first(
             row.raw("JobID") for row in SUBMISSIONS.rows(out) if row.raw("SubmitLine").endswith(script)
@@ -135,7 +135,7 @@ class SlurmScheduler:
         return parse_squeue(self._ask(slurm_commands.list_queue(*QUEUED, mine=True)).out)
 
     def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
-        """Ended jobs as the accounting has them, by sacct; where there is none or it does not answer, by scontrol.
+        """Records of ended jobs from sacct, or from scontrol if sacct is missing or does not answer.
 
         slurmctld forgets a job some minutes after its end (MinJobAge), so scontrol may know less.
 
@@ -198,7 +198,7 @@ class SlurmScheduler:
             raise
 
     def cancel(self, job_ids: Iterable[str]) -> None:
-        """Cancel; a job that has ended already is no error."""
+        """Cancel jobs; jobs that have ended are ignored."""
         refuse_change("cancel")
         for portion in split_ids(sorted(set(job_ids))):
             self._ask(slurm_commands.cancel(portion))
@@ -235,7 +235,7 @@ class SlurmScheduler:
         return estimate_start(job, runner=self._runner)
 
     def query(self, argv: Sequence[str]) -> str:
-        """What a Slurm command prints that only reads.
+        """Output of a Slurm command that only reads.
 
         Raises:
             SchedulerDownError: no answer. SchedulerError: Slurm refused; its message is quoted.
@@ -314,7 +314,7 @@ _MOST_CHARS = 100_000
 
 
 def split_ids(job_ids: Iterable[str]) -> Iterator[list[str]]:
-    """``job_ids`` in their order, in portions whose ids, joined by commas, fit into one argument."""
+    """Split ``job_ids`` into portions that, joined by commas, fit into one argument."""
     portion: list[str] = []
     length = 0
     for job_id in job_ids:

@@ -6,9 +6,9 @@ import re
 from typing import Final
 
 NOTHING: Final = frozenset(("", "Unknown", "None", "NONE", "N/A", "None assigned", "(null)"))
-"""What Slurm prints where there is no value."""
+"""Slurm's texts for a missing value."""
 NO_NUMBER: Final = frozenset(("UNLIMITED", "Partition_Limit", "INVALID"))
-"""What it also prints in columns of numbers."""
+"""Slurm's texts for a missing number."""
 NO_VALUE: Final = frozenset((4294967294, 4294967295, 18446744073709551614, 18446744073709551615))
 """Its NO_VAL, INFINITE, NO_VAL64 and INFINITE64, which some versions print as a number."""
 UNIT_BYTES: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
@@ -21,7 +21,7 @@ def read_shown(record: str) -> dict[str, str]:
     """The fields of one record of ``scontrol --oneliner show``; a value, such as a path, may hold blanks.
 
     The first field of a name counts: the comments of users and sites, at the end, may hold NAME=VALUE too. A job's name
-    may as well, and goes up to UserId. A job with two of these gives nothing: its user may have invented either.
+    may as well, and goes up to UserId. A job with two of these has no fields: its user may have invented either.
     """
     if record.startswith("JobId=") and record.count(" UserId=") > 1:
         return {}
@@ -81,7 +81,7 @@ def read_bytes(value: str | None) -> int | None:
 
 
 def read_exit(value: str) -> tuple[int | None, int | None]:
-    """Exit code and signal of ``3:9``; a signal of 0 is none."""
+    """Exit code and signal of ``3:9``; signal 0 is read as None."""
     code, _, signal = value.partition(":")
     return read_count(code), read_count(signal) or None
 
@@ -93,7 +93,7 @@ def read_resource(value: str, resource: str) -> str | None:
 
 
 def count_gpus(value: str) -> int | None:
-    """GPUs of ``gres/gpu=2,gres/gpu:a100=2``: the count without a type, else those of all types together."""
+    """GPUs of ``gres/gpu=2,gres/gpu:a100=2``: the count without a type, or the sum over all types."""
     if (total := read_resource(value, "gres/gpu")) is not None:
         return read_count(total)
     of_types = [read_count(part.partition("=")[2]) for part in value.split(",") if part.startswith("gres/gpu:")]

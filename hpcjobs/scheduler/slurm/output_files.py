@@ -1,4 +1,4 @@
-"""Finds the files that jobs of sbatch print to: what slurmctld says, else the command that submitted the job."""
+"""Finds the output files of sbatch's jobs, from slurmctld or from the recorded sbatch command."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def accounted_files(slurm: Scheduler, job_id: str) -> list[Path]:
 
 
 def find_script(slurm: Scheduler, job_id: str) -> tuple[Path, Path] | None:
-    """The batch script of a job as it is now, and the folder that the job began in; None: there is no such file."""
+    """The current batch script of a job and the job's first folder; None: no such file."""
     try:
         shown = read_shown(slurm.query(show_job(job_id)).splitlines()[0])
         folder, arguments = Path(shown.get("WorkDir") or "."), (shown.get("Command") or "").split()
@@ -136,7 +136,7 @@ def _expand(path: Path, job_id: str, names: Mapping[str, str | None]) -> Path:
 
 
 def _fill(text: str, job_id: str, names: Mapping[str, str | None]) -> str:
-    """``text`` with sbatch's replacement symbols filled in; one whose value is not known stays."""
+    """``text`` with sbatch's replacement symbols filled in; unknown ones stay."""
     parent, _, task = job_id.partition("_")
     values = {**names, "%": "%", "A": parent, "a": task, "s": "batch", "t": "0", "n": "0"}
 

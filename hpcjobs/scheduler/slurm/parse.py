@@ -1,4 +1,4 @@
-"""Job records from what sbatch, squeue, sacct and scontrol print. Values are read by the name of their column."""
+"""Parses job records from sbatch, squeue, sacct and scontrol. Values are read by the name of their column."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUEUED: Final = Table(
 )
 """The columns of squeue."""
 SUBMISSIONS: Final = Table(("JobID", "SubmitLine"))
-"""The columns of sacct that tell which script a job was given."""
+"""Columns of sacct that name a job's script."""
 _SUBMITTED = re.compile(r"^([0-9]+)(?:;(.*))?$", re.MULTILINE)
 _SHOWN_JOB = re.compile(r"^(?=JobId=)", re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""Hints for the ways in which Slurm refuses a submission, found by Slurm's own words."""
+"""Hints for Slurm's refusals of submissions, found by Slurm's words."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ HINTS: tuple[tuple[str, str], ...] = (
     ("accounting frequency", "look at -o acctg_freq: man sbatch lists the words"),
     ("invalid nice", "look at -o nice: users may only make it larger"),
     ("invalid job comment", "look at -o comment"),
-    # What is sent, and who answers.
+    # Transport and daemons.
     ("batch jobs are accepted", "the partition takes batch jobs only: hpcjobs submit, not a session"),
     ("only batch", "the partition takes batch jobs only: hpcjobs submit, not a session"),
     ("pathname of a file", "a shorter path, name or environment: run_root of the site file, --name"),
@@ -154,10 +154,10 @@ HINTS: tuple[tuple[str, str], ...] = (
     ("internal error", "tell the administrators, with this message"),
     ("configuration source", "no Slurm configuration here: set SLURM_CONF, or run on a login node"),
 )
-"""Part of what Slurm says, in small letters, and what to do; the first that fits counts."""
+"""Part of Slurm's message in lower case, and a hint; the first match counts."""
 
 
 def hint_for(answer: str) -> str | None:
-    """What to do about the refusal that ``answer`` quotes; ``None``: it is none that Slurm itself makes."""
+    """Hint for the refusal in ``answer``; None: not a refusal of Slurm itself."""
     lowered = answer.lower()
     return next((hint for arguments, hint in HINTS if arguments in lowered), None)

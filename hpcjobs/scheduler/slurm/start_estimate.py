@@ -1,4 +1,4 @@
-"""Asks Slurm's own scheduler when a job would start: ``sbatch --test-only`` submits nothing."""
+"""Asks Slurm when a job would start, with ``sbatch --test-only``."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def ask_sbatch(
         messages = tuple(line for line in lines if line and parse_start(line) is None and not line.startswith("Job "))
         return Estimate(parse_start(f"{answer.err}\n{answer.out}"), messages=messages)
     lines = [line for line in (answer.err or answer.out).splitlines() if line.strip()]
-    # A plugin of the site (job_submit) says why before sbatch's own line.
+    # A plugin of the site (job_submit) prints its reason before sbatch's own line.
     texts = dict.fromkeys(text for line in lines if (text := _PREFIX.sub("", line.strip())))
     return Estimate(refusal="; ".join(texts) if texts else f"sbatch ended with exit code {answer.code}")
 
@@ -63,7 +63,7 @@ def submit_host_problem(alloc_nodes: str, host: str) -> str | None:
 
 
 def find_host_problem(job: Job, *, runner: Runner = run) -> str | None:
-    """Why none of the partitions of ``job`` takes jobs from this host; None: one does, or Slurm does not say."""
+    """Why all partitions of ``job`` refuse jobs from this host; None: one accepts them, or unknown."""
     env = cluster_env(job.slurm_conf)
     problems = []
     for name in (job.resources.partition or "").split(","):
@@ -88,7 +88,7 @@ def count_idle_nodes(partition: str | None, *, env: Mapping[str, str] | None, ru
 
 
 def parse_start(text: str) -> float | None:
-    """Seconds since 1970 from what ``sbatch --test-only`` printed; None: it has no estimate.
+    """Seconds since 1970 from the output of ``sbatch --test-only``; None: no estimate.
 
     The line is ``sbatch: Job 7 to start at TIME using ...`` on standard error. TIME is in seconds with
     SLURM_TIME_FORMAT=%s, local time where a version ignores that.

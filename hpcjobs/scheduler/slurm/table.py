@@ -37,7 +37,7 @@ class TableRow:
         return column in self._values
 
     def raw(self, column: str) -> str:
-        """The value as printed; empty where there is none."""
+        """The value as printed; empty if missing."""
         return self._values.get(column, "")
 
     def text(self, column: str) -> str | None:
@@ -73,19 +73,19 @@ class Split(NamedTuple):
     merged: list[str]
     """Those of the records that were several lines: a name holds a newline."""
     refused: list[str]
-    """What is no record: a banner, a line cut off."""
+    """Other lines, for example banners and lines cut off."""
     rest: str
-    """The beginning of a record whose end is yet to come: the next block follows it."""
+    """The incomplete record at the end of the block; the next block continues it."""
 
 
 class Table(NamedTuple):
-    """Columns by sacct's names, the first of which is JobID, and what stands between their values."""
+    """Columns by sacct's names, JobID first, and the separator of their values."""
 
     columns: tuple[str, ...]
     separator: str = SEPARATOR
 
     def rows(self, out: str) -> Iterator[TableRow]:
-        """The rows of a complete answer. What is no record of this table is left out."""
+        """The rows of a complete answer; other lines are left out."""
         for record in self.split(out if out.endswith("\n") else f"{out}\n").records:
             values = (value.strip() for value in record.split(self.separator))
             yield TableRow(dict(zip(self.columns, values, strict=True)))
@@ -93,7 +93,7 @@ class Table(NamedTuple):
     def split(self, block: str) -> Split:
         """The records of ``block``, told apart by counting separators, since names may hold newlines.
 
-        A line that is a complete record by itself begins anew: whatever came before it was cut off.
+        A line that is a complete record ends an incomplete record before it, which was cut off.
         """
         records: list[str] = []
         merged: list[str] = []
