@@ -201,8 +201,8 @@ def run_days(folder: str) -> int:
     """`hpcjobs report jobs --by user --since 30d`; sacct's rows lie in ``folder``, a file per hour of submission."""
     from hpcjobs.jobstats import totals
     from hpcjobs.jobstats.columns import choose, order
+    from hpcjobs.jobstats.filters import JobFilter
     from hpcjobs.jobstats.sacct import AccountingQuery, Sacct
-    from hpcjobs.jobstats.sources import JobFilter
     from hpcjobs.processes.programs import Result
     from hpcjobs.site.models import Site
 

@@ -2,242 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpcjobs.cli import report_jobs
 from hpcjobs.cli.arguments import VerbGroup
 from hpcjobs.cli.completion import complete_jobs, complete_studies, complete_sweeps
 from hpcjobs.cli.output import Json, SiteName, note, opt, print_output, print_table
-from hpcjobs.cli.terminal import write_document
 from hpcjobs.extras import require_packages
 from hpcjobs.remote.outputs import record_output
 from hpcjobs.units import format_count
 
 if TYPE_CHECKING:
-    import polars as pl
-
-    from hpcjobs.jobstats.sources import AccountingTable, JobFilter
     from hpcjobs.scaling.analysis import Analysis
 
 
-_HEADERS = ["JOB", "NAME", "USER", "STATE", "NODES", "CPUS", "GPUS", "WAIT", "ELAPSED", "CPU", "MEM", "GOODPUT",
-            "ENERGY", "COST", "ADVICE"]  # fmt: skip
-
-
-def print_jobs(frame: pl.DataFrame, attempts: pl.DataFrame) -> None:
-    """One row per job with its advice, and the sums over all their attempts."""
-    import polars as pl
-
-    from hpcjobs.jobstats.advice import JobUsage, advise
-    from hpcjobs.jobstats.derive import joint_energy_source, known_sum
-    from hpcjobs.jobstats.totals import totals
-
-    if frame.is_empty():
-        print("no jobs")
-        return
-    rows = frame.to_dicts()
-    print_table(_HEADERS, ([*_cells(row), "; ".join(map(str, advise(JobUsage.from_row(row))))] for row in rows))
-    print()
-    # Of the jobs: their rows know what checkpoints kept, and the energy that a monitor measured.
-    of_jobs = frame.select(
-        joint_energy_source(),
-        lost_h=known_sum(pl.col("lost_s")) / 3600,
-        energy_kwh=known_sum(pl.col("energy_j")) / 3.6e6,
-    )
-    print_totals(totals([attempts]).with_columns(of_jobs), ["all"])
-
-
-def _cells(job: dict[str, Any]) -> list[str]:
-    from hpcjobs.jobstats.columns import format_energy
-    from hpcjobs.units import human_duration
-
-    def span(value: float | None) -> str:
-        return "-" if value is None else human_duration(value)
-
-    return [
-        job["job_id"],
-        job["name"] or "-",
-        job["user"] or "-",
-        job["state"],
-        *(str(job[key] if job[key] is not None else "-") for key in ("nodes", "cpus", "gpus")),
-        span(job["queue_wait_s"]),
-        span(job["elapsed_s"]),
-        percent(job["cpu_efficiency"]),
-        percent(job["mem_efficiency"]),
-        percent(job["goodput"]) if job["attempts"] and job["attempts"] > 1 else "",
-        format_energy(job["energy_j"], job["energy_source"]),
-        format_cost(job["cost"], job["currency"]),
-    ]
-
-
-def percent(share: float | None) -> str:
-    """``0.934`` -> ``93%``."""
-    return "-" if share is None else f"{share:.0%}"
-
-
-def number(value: float | None, style: str) -> str:
-    """The value; ``-`` where it is not known."""
-    return "-" if value is None else f"{value:{style}}"
-
-
-def format_cost(amount: float | None, currency: str) -> str:
-    """Two decimals; ``< 0.01 EUR`` for what they would call nothing; ``-`` where it is not known."""
-    if amount is None:
-        return "-"
-    return f"< 0.01 {currency}" if 0 < amount < 0.005 else f"{amount:.2f} {currency}"
-
-
-def print_totals(frame: pl.DataFrame, by: Sequence[str]) -> None:
-    """One row per group of ``by``."""
-    headers = [
-        *map(str.upper, by),
-        "JOBS",
-        "FAILED",
-        "CPU H",
-        "GPU H",
-        "CPU",
-        "MEM",
-        "MEAN WAIT",
-        "LOST H",
-        "ENERGY",
-        "COST",
-    ]
-    from hpcjobs.jobstats.columns import format_energy
-    from hpcjobs.units import human_duration
-
-    def cells(row: dict[str, Any]) -> list[str]:
-        joules = None if row["energy_kwh"] is None else row["energy_kwh"] * 3.6e6
-        return [
-            *(str(row[name]) for name in by), str(row["jobs"]), str(row["failed"]),
-            number(row["cpu_h"], ".2f"), number(row["gpu_h"], ".2f"),
-            percent(row["cpu_efficiency"]), percent(row["mem_efficiency"]),
-            "-" if row["mean_wait_s"] is None else human_duration(row["mean_wait_s"]),
-            number(row["lost_h"], ".2f"), format_energy(joules, row["energy_source"]),
-            format_cost(row["cost"], row["currency"]),
-        ]  # fmt: skip
-
-    if frame.is_empty():
-        print("no jobs")
-        return
-    print_table(headers, map(cells, frame.to_dicts()))
-
-
-def jobs(
-    ids: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Job ids, of any user; without ids the options select jobs.",
-            show_default=False,
-            autocompletion=complete_jobs,
-        ),
-    ] = None,
-    site: SiteName = None,
-    since: Annotated[str, typer.Option(help="Jobs that ended within this time (7d, 12h), or have not ended.")] = "7d",
-    user: Annotated[list[str] | None, opt("--user", "-u", help="Jobs of this user; may be repeated [me].")] = None,
-    all_users: Annotated[bool, typer.Option("--all-users", "-a", help="Jobs of all users that sacct shows.")] = False,
-    account: Annotated[str | None, opt("--account", "-A", help="Jobs of this account.")] = None,
-    state: Annotated[
-        list[str] | None, opt("--state", help="Jobs in this state: COMPLETED, FAILED, ...; may be repeated.")
-    ] = None,
-    name: Annotated[str | None, opt("--name", "-J", help="Jobs with names of this pattern: 'train-*'.")] = None,
-    by: Annotated[
-        str | None,
-        opt("--by", help="Sums by user, account, partition, qos, state, name or day; two with a comma: user,state."),
-    ] = None,
-    as_json: Json = False,
-    csv: Annotated[Path | None, opt("--csv", help="Write all columns to this CSV file ('-': print).")] = None,
-    parquet: Annotated[Path | None, opt("--parquet", help="Write all columns to this Parquet file.")] = None,
-) -> None:
-    """Report on jobs from the accounting: waits, efficiencies, energy, cost, and what to request next time."""
-    require_packages("polars")
-    from hpcjobs.errors import RequestError, UnknownJobError, nearest
-    from hpcjobs.jobstats.columns import Doubts
-    from hpcjobs.jobstats.sources import JobFilter, gather
-    from hpcjobs.jobstats.totals import parse_since
-    from hpcjobs.scheduler.base import State
-    from hpcjobs.site.library import default_site
-    from hpcjobs.user import user_name
-
-    try:
-        start = parse_since(since)
-    except ValueError as error:
-        raise RequestError(f"--since {since}: not a time", hint="write how long ago: 7d, 12h or 30m") from error
-    for value in state or ():
-        if value.upper() not in State.__members__:
-            raise RequestError(f"--state {value}: not a job state", hint=nearest(value.upper(), State.__members__))
-    for path in (csv, parquet):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise RequestError(f"{path} cannot be written: there is no folder {path.absolute().parent}")
-    job_filter = JobFilter(
-        since=start,
-        users=tuple(user) if user else None if all_users or ids else (user_name(),),
-        account=account,
-        states=tuple(state) if state else None,
-        name=name,
-        job_ids=tuple(ids) if ids else None,
-    )
-    if by is not None:
-        _print_sums(job_filter, site, by=by, as_json=as_json, doubts=Doubts())
-        return
-    table = gather(job_filter, site=site)
-    _print_doubts(table)
-    if ids and table.jobs.is_empty() and not (user or account or state or name):
-        raise UnknownJobError(
-            f"the accounting of site {site or default_site()} has no job {' '.join(ids)}",
-            hint="it knows a new job some seconds after its start; --site names another site",
-        )
-    if csv is not None or parquet is not None:
-        _write_table(table.jobs, csv=csv, parquet=parquet)
-    elif as_json:
-        print_output("report jobs", table.jobs.to_dicts())
-    else:
-        print_jobs(table.jobs, table.attempts)
-
-
-def _print_doubts(table: AccountingTable) -> None:
-    for line in table.notes:
-        note(line)
-    for doubt in table.doubts:
-        note(f"{doubt.rows} doubtful: {doubt.kind}: {'; '.join(doubt.examples[:3])}{' ...' * (doubt.rows > 3)}")
-
-
-def _write_table(frame: pl.DataFrame, *, csv: Path | None, parquet: Path | None) -> None:
-    from hpcjobs.pages.save import save_csv, save_parquet
-
-    if csv is not None:
-        if str(csv) == "-":
-            write_document(frame.write_csv())
-        else:
-            save_csv(csv, frame)
-            record_output(csv)
-    if parquet is not None:
-        save_parquet(parquet, frame)
-        record_output(parquet)
-
-
-def _print_sums(job_filter: JobFilter, site: str | None, *, by: str, as_json: bool, doubts: Any) -> None:
-    from hpcjobs.errors import RequestError
-    from hpcjobs.jobstats.totals import sum_by_group
-
-    names = by.split(",")
-    if len(names) > 2 or len(set(names)) < len(names):
-        raise RequestError(f"--by {by}: one group, or two different ones", hint="--by user,state")
-    table = sum_by_group(job_filter, by=names, site=site)
-    _print_doubts(table)
-    if as_json:
-        rows = table.jobs.to_dicts()
-        print_output(
-            "report jobs --by", [{"by": by, "group": ",".join(row[name] for name in names), **row} for row in rows]
-        )
-    else:
-        print_totals(table.jobs, names)
-
-
 app = typer.Typer(cls=VerbGroup, rich_markup_mode=None, add_completion=False, no_args_is_help=True)
-app.command()(jobs)
+app.command()(report_jobs.jobs)
 
 
 @app.callback()

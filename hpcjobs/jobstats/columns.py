@@ -7,7 +7,7 @@ from 0 to 1. A null means that the value is unknown, never zero.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from hpcjobs.errors import SchedulerError
@@ -22,6 +22,8 @@ SACCT_COLUMNS: Final = (
 )
 OPTIONAL: Final = ("Restarts",)
 """Only where sacct has it (24.11 and later)."""
+CLUSTER: Final = "Cluster"
+"""Asked for where jobs of several clusters are: their ids are alike."""
 NEEDED: Final = ("JobID", "State", "Submit", "Start", "End", "ElapsedRaw", "NCPUS", "NNodes")
 
 # name -> (kind, meaning). Kinds: text, whole, real, time.
@@ -77,7 +79,11 @@ COLUMNS: Final[dict[str, tuple[str, str]]] = {
     "goodput_source": ("text", "checkpoints (metrics of the run folder) or sacct (earlier attempts count as lost)"),
     "steps": ("whole", "rows of the accounting below the job"),
     "site": ("text", "site file"),
-    "source": ("text", "where it was read: sacct, squeue, scontrol, job (its own state file) or local"),
+    "cluster": ("text", "cluster, of a report on several clusters"),
+    "source": (
+        "text",
+        "where it was read: sacct, squeue, scontrol, job (its own state file), index (its submission) or local",
+    ),
     "run_dir": ("text", "run folder, of a job submitted with hpcjobs; the tasks of an array share it"),
 }
 
@@ -103,8 +109,11 @@ def format_energy(joules: float | None, source: str | None) -> str:
     return amount if source == "measured" else f"~{amount}"
 
 
-def choose(helpformat: str) -> tuple[str, ...]:
+def choose(helpformat: str, more: Sequence[str] = ()) -> tuple[str, ...]:
     """Choose the requested columns that this sacct has, from the output of ``sacct --helpformat``.
+
+    Args:
+        more: columns that are requested besides the usual ones.
 
     Raises:
         SchedulerError: it lacks one that no report can do without.
@@ -112,7 +121,7 @@ def choose(helpformat: str) -> tuple[str, ...]:
     has = set(helpformat.split())
     if missing := [name for name in NEEDED if name not in has]:
         raise SchedulerError(f"this sacct has no column {', '.join(missing)}", hint="Slurm 20.11 or later is needed")
-    return tuple(name for name in (*OPTIONAL, *SACCT_COLUMNS) if name in has and name != "JobID")
+    return tuple(name for name in (*more, *OPTIONAL, *SACCT_COLUMNS) if name in has and name != "JobID")
 
 
 def order(names: Iterable[str]) -> tuple[str, ...]:

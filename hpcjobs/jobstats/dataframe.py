@@ -49,8 +49,8 @@ def accounting(
 
     Args:
         site: name or file of a site; default the site of this host.
-        since: a span (``7d``, ``12h``) back from now, or seconds since 1970; jobs that ended since then, and
-            jobs that have not ended.
+        since: a span (``7d``) back from now, a date (``2026-11-01``), or seconds since 1970; jobs that ended since
+            then, and jobs that have not ended.
         until: the same; jobs submitted before.
         users: their names; default everybody's that sacct shows.
         states: names of Slurm, such as COMPLETED.
@@ -63,16 +63,16 @@ def accounting(
             the queue answers.
     """
     require_packages("pandas", "polars", purpose="hpcjobs.accounting()")
-    from hpcjobs.jobstats.sources import JobFilter, gather
-    from hpcjobs.jobstats.totals import parse_since
+    from hpcjobs.jobstats.filters import JobFilter, parse_moment
+    from hpcjobs.jobstats.sources import gather
 
     def tuple_of(values: Sequence[str] | None) -> tuple[str, ...] | None:
         return None if values is None else (values,) if isinstance(values, str) else tuple(values)
 
     table = gather(
         JobFilter(
-            since=parse_since(since),
-            until=None if until is None else parse_since(until),
+            since=parse_moment(since),
+            until=None if until is None else parse_moment(until),
             users=tuple_of(users),
             account=account,
             states=tuple_of(states),

@@ -20,7 +20,7 @@ PUT_BACK = ("REQUEUED", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", 
 REQUEUE_S = 3600
 """A requeue is a new submission at the end of the one before, or, of a job that has ended, while slurmctld remembers it
 (MinJobAge: minutes). Later the id was given out again: the counter was reset."""
-JOB_KEY = ("site", "job_id", "job_id_raw", "name", "user")
+JOB_KEY = ("site", "cluster", "job_id", "job_id_raw", "name", "user")
 USE = "_use"
 _OF_ALL = ("energy_j", "cost", "mem_per_node_bytes", "attempts", "elapsed_all_s", "lost_s")
 """Columns of a requeued job that cover every attempt, not the last one alone."""

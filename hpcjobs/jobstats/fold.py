@@ -101,7 +101,7 @@ COUNTS: Final = tuple(dict.fromkeys((*_OF_JOBS, *_OF_STEPS)))
 """Columns of whole numbers."""
 _TEXT_FIELDS = (
     *("JobIDRaw", "JobName", "User", "Account", "Partition", "QOS", "State", "ExitCode", "Reason", "ReqMem"),
-    *("ReqTRES", "AllocTRES", "NodeList", "TotalCPU"),
+    *("ReqTRES", "AllocTRES", "NodeList", "TotalCPU", "Cluster"),
 )
 _USAGE = ("TRESUsageInTot", "TRESUsageInAve")
 _BESIDE = ("batch", "extern", "interactive")
@@ -301,6 +301,7 @@ def _jobs(jobs: pl.DataFrame, doubts: Doubts, only: Collection[str] | None) -> p
         "cpus": "NCPUS",
         "gpus": pl.col("_gpus").fill_null(0),
         "node_list": known_text("NodeList"),
+        "cluster": known_text("Cluster"),
         "mem_requested_bytes": "_mem",
         "mem_used_bytes": pl.when(~live).then("mem_used_bytes"),
         "mem_per_node_bytes": pl.when(~live).then("mem_per_node_bytes"),

@@ -20,7 +20,7 @@ import polars as pl
 
 from hpcjobs.errors import SchedulerError
 from hpcjobs.jobstats.cache import AttemptStore, Store, Window, closed_until, days
-from hpcjobs.jobstats.columns import Doubts, choose, order
+from hpcjobs.jobstats.columns import CLUSTER, Doubts, choose, order
 from hpcjobs.jobstats.fold import COUNTS, fold
 from hpcjobs.processes.programs import Runner, run, start
 from hpcjobs.scheduler.slurm.client import split_ids
@@ -157,8 +157,15 @@ class AccountingQuery(NamedTuple):
 class Sacct:
     """The accounting of one cluster."""
 
-    def __init__(self, query: AccountingQuery, *, runner: Runner = run, streamer: Streamer = stream) -> None:
-        self._query = query
+    def __init__(
+        self,
+        query: AccountingQuery,
+        *,
+        runner: Runner = run,
+        streamer: Streamer = stream,
+        several_clusters: bool = False,
+    ) -> None:
+        self._query, self._several_clusters = query, several_clusters
         self._runner, self._stream = runner, streamer
         self._env = question_env(query.slurm_conf)
         self.windows_queried = 0
@@ -209,7 +216,7 @@ class Sacct:
         answer = self._runner(list_accounted_fields(), env=self._env)
         if answer.code != 0:
             raise SchedulerError(f"sacct refused (exit code {answer.code}): {(answer.err or answer.out).strip()}")
-        return order(choose(answer.out))
+        return order(choose(answer.out, (CLUSTER,) if self._several_clusters else ()))
 
     def identity(self) -> tuple[str, ...]:
         """Key of cached days: two clusters, or two sets of users, never share them."""

@@ -17,6 +17,7 @@ from hpcjobs.errors import SchedulerError
 from hpcjobs.job.array import task_ids
 from hpcjobs.jobstats.columns import Doubt, Doubts
 from hpcjobs.jobstats.derive import JOB_KEY, REQUEUE_S, SCHEMA, USE, derive, merge_attempts, number_uses
+from hpcjobs.jobstats.filters import JobFilter
 from hpcjobs.jobstats.sacct import AccountingQuery, Sacct
 from hpcjobs.jobstats.usage import add_goodput, add_gpu_usage, add_running_usage
 from hpcjobs.processes.programs import run
@@ -155,23 +156,6 @@ _IDS_PER_QUERY = 5000
 """Linux takes arguments of 128 KiB each."""
 
 
-class JobFilter(NamedTuple):
-    """Which jobs a report is about. None: not restricted."""
-
-    since: float
-    """Jobs that ended since then (seconds since 1970), and jobs that have not ended."""
-    until: float | None = None
-    users: tuple[str, ...] | None = None
-    account: str | None = None
-    states: tuple[str, ...] | None = None
-    name: str | None = None
-    """Shell pattern over job names."""
-    job_ids: tuple[str, ...] | None = None
-    """These jobs, whenever they ran."""
-    cluster: str | None = None
-    """Cluster of the site's slurmdbd, several with commas, or ``all``; default the site's own."""
-
-
 class AccountingTable(NamedTuple):
     """Jobs (one row each, `columns.COLUMNS`) and their attempts, doubtful rows, reasons why a source was not used."""
 
@@ -267,7 +251,7 @@ def open_sacct(job_filter: JobFilter, site: Site) -> Sacct:
     until = time.time() if job_filter.until is None else job_filter.until
     cluster = job_filter.cluster or os.environ.get("SLURM_CLUSTERS")  # which squeue and sbatch heed and sacct does not
     query = AccountingQuery(site.name, job_filter.since, until, job_filter.users, site.slurm_conf, cluster or None)
-    return Sacct(query)
+    return Sacct(query, several_clusters=job_filter.has_several_clusters)
 
 
 def _query_local(job_filter: JobFilter, site: Site) -> pl.DataFrame:
@@ -296,11 +280,14 @@ def _query_without_sacct(job_filter: JobFilter, site: Site, notes: list[str]) ->
         notes.append(f"the queue does not answer either ({error.message.splitlines()[0]})")
         if not known:
             raise
-    seen = {run_dir for _, run_dir in records}
-    unseen = [entry for entries in known.values() for entry in entries if entry.run_dir not in seen]
-    for entry in _select_entries(unseen, job_filter):
+    # Of an array the queue knows the tasks that wait, run or have just ended: the others have their own files.
+    for entry in _select_entries([entry for entries in known.values() for entry in entries], job_filter):
+        in_queue = any(run_dir == entry.run_dir for _, run_dir in records)
         for record in own_records(entry):
-            records[record.job_id, entry.run_dir] = record, entry
+            records.setdefault((record.job_id, entry.run_dir), (record, entry))
+        if not in_queue and all(run_dir != entry.run_dir for _, run_dir in records):
+            lost = JobRecord(state=State.UNKNOWN, job_id=entry.job_id, source="index")
+            records[entry.job_id, entry.run_dir] = lost, entry
     mine = pl.col("user").is_null() & (pl.col("source") == "squeue")  # squeue listed mine; scontrol lists every user's
     return to_frame(records.values(), site).with_columns(user=pl.when(mine).then(pl.lit(user_name())).otherwise("user"))
 
@@ -317,7 +304,8 @@ def filter_jobs(jobs: pl.DataFrame, job_filter: JobFilter) -> pl.DataFrame:
     """Those of ``jobs`` that the filter names."""
     keep = pl.lit(True)
     if job_filter.job_ids is None:
-        keep = pl.col("ended").is_null() | (pl.col("ended") >= int(job_filter.since))
+        last = pl.coalesce("ended", pl.when(pl.col("source") == "index").then("submitted"))
+        keep = last.is_null() | (last >= int(job_filter.since))
         if job_filter.until is not None:
             keep &= pl.col("submitted") < int(job_filter.until)
     else:

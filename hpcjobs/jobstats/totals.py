@@ -13,13 +13,13 @@ from hpcjobs.errors import RequestError, SchedulerError, nearest
 from hpcjobs.jobstats.cache import Window, days, following, query_folder, read_parquet, write_parquet
 from hpcjobs.jobstats.columns import Doubts
 from hpcjobs.jobstats.derive import JOB_KEY, MEASURED_J, PUT_BACK, REQUEUE_S, derive, known_sum
-from hpcjobs.jobstats.sources import AccountingTable, JobFilter, filter_jobs, gather, open_sacct
+from hpcjobs.jobstats.filters import JobFilter
+from hpcjobs.jobstats.sources import AccountingTable, filter_jobs, gather, open_sacct
 from hpcjobs.jobstats.usage import add_running_usage
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Site
-from hpcjobs.units import walltime_s
 
-GROUPS: Final = ("user", "account", "partition", "qos", "state", "name", "day", "source")
+GROUPS: Final = ("user", "account", "partition", "qos", "state", "name", "day", "source", "cluster")
 _FAILED: Final = (
     *("FAILED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "LAUNCH_FAILED", "RECONFIG_FAIL"),
 )
@@ -237,15 +237,6 @@ def _local_days(moments: pl.Series) -> pl.Series:
     days = [datetime.fromtimestamp(quarter).strftime("%Y-%m-%d") for quarter in known]
     dates: pl.Series = quarters.replace_strict(known, days, default=None, return_dtype=pl.String)
     return dates
-
-
-def parse_since(since: str | float) -> float:
-    """Seconds since 1970, from ``7d`` (back from now) or from a number.
-
-    Raises:
-        ValueError: neither.
-    """
-    return time.time() - walltime_s(since) if isinstance(since, str) else since
 
 
 def sum_by_group(job_filter: JobFilter, *, by: Sequence[str], site: str | Site | None = None) -> AccountingTable:

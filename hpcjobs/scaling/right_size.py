@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from hpcjobs.jobstats.advice import Advice, JobUsage, advise
-from hpcjobs.jobstats.sources import JobFilter, gather
+from hpcjobs.jobstats.filters import JobFilter
+from hpcjobs.jobstats.sources import gather
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.record.names import MANIFEST
 from hpcjobs.run.select import is_known_configuration, select

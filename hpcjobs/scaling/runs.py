@@ -10,8 +10,13 @@ import msgspec
 import polars as pl
 
 from hpcjobs.job.array import task_ids
+<<<<<<< HEAD
 from hpcjobs.jobstats.sources import JobFilter, gather
 from hpcjobs.record.figures import LINE_CHARACTERS, find_rate
+=======
+from hpcjobs.jobstats.filters import JobFilter
+from hpcjobs.jobstats.sources import gather
+>>>>>>> e039d9ce (report jobs: columns, periods, clusters, colours, narrow terminals, --watch)
 from hpcjobs.record.names import SUMMARY
 from hpcjobs.record.summary import Quantiles, Throughput
 from hpcjobs.run.figures import read_rate
