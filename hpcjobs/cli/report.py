@@ -143,7 +143,7 @@ def load(
     as_json: Json = False,
 ) -> None:
     """Report on the load of a job's nodes: GPU, CPU and memory over time, as a page (HTML, PNG, SVG)."""
-    require_packages("matplotlib")
+    require_packages("polars", "matplotlib")
     from hpcjobs.errors import RequestError
     from hpcjobs.jobstats import load_page
     from hpcjobs.run.monitor import samples_dir
@@ -152,10 +152,10 @@ def load(
 
     alone = Path(job)
     if alone.is_dir() and monitor_files(alone):
-        title, samples = alone.absolute().name, alone
+        title, samples, facts = alone.absolute().name, alone, dict[str, str | None]()
     else:
         entry = select_one(job, site=site)
-        title, samples = entry.name, samples_dir(entry)
+        title, samples, facts = entry.name, samples_dir(entry), load_page.facts_of(entry)
     nodes = all_samples(samples)
     if not nodes:
         raise RequestError(
@@ -165,7 +165,7 @@ def load(
     folder = output or Path(f"{title}-load")
     count = sum(len(node.samples) for node in nodes)
     lead = f"{format_count(count, 'sample')} of {format_count(len(nodes), 'node')}, from {samples}"
-    load_page.write(f"Load of {title}", lead, nodes, folder)
+    load_page.write(f"Load of {title}", lead, nodes, folder, facts=facts)
     record_output(folder)
     measured = load_page.measure(nodes)
     if as_json:
@@ -196,8 +196,9 @@ def sweep(
     best = ranked[0] if ranked else None
     folder = output or Path(f"{called}-report")
     results_page.write(
-        called, table.rows, table.params, folder, compared=ranked, metric=metric, largest=most is not None
-    )
+        called, table.rows, table.params, folder, compared=ranked, metric=metric, largest=most is not None,
+        facts=results_page.facts_of(measured.definition),
+    )  # fmt: skip
     record_output(folder)
     if as_json:
         best_cell = None if best is None else table.as_documents([best])[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -254,10 +255,10 @@ def print_jobs(frame: pl.DataFrame, attempts: pl.DataFrame, columns: Sequence[_C
 
 def _print_rows(rows: Sequence[Mapping[str, Any]], columns: list[_Column], *, are_chosen: bool) -> None:
     """The table. Where the terminal is narrow, the usual columns are fewer and shorter, and advice stands below."""
-    advice = [_advice(row) for row in rows] if any(one.name == "advice" for one in columns) else []
+    advice = [_advise(row) for row in rows] if any(one.name == "advice" for one in columns) else []
     cells = [{one.header: _cell(one.name, row) for one in columns if one.name != "advice"} for row in rows]
-    for line, text in zip(cells, advice, strict=False):
-        line["ADVICE"] = text
+    for line, sentences in zip(cells, advice, strict=False):
+        line["ADVICE"] = "; ".join(sentences)
     headers, below = [one.header for one in columns], False
     if not are_chosen and _width(headers, cells) > table_width():
         below = True
@@ -277,12 +278,14 @@ def _print_rows(rows: Sequence[Mapping[str, Any]], columns: list[_Column], *, ar
     if below:
         if any(advice):
             print()
-        for row, text in zip(rows, advice, strict=True):
-            for sentence in filter(None, text.split("; ")):
-                print(f"{row['job_id']}: {sentence}")
+        for row, sentences in zip(rows, advice, strict=True):
+            for sentence in sentences:
+                line_of_job = f"{row['job_id']}: {sentence}"
+                print(*textwrap.wrap(line_of_job, table_width(), break_on_hyphens=False), sep="\n")
         left_out = [one.header for one in columns if one.header not in (*headers, "ADVICE")]
         if left_out:
-            note(f"the terminal is too narrow for {', '.join(left_out)}; --columns chooses others")
+            text = f"the terminal is too narrow for {', '.join(left_out)}; --columns chooses others"
+            note("\n".join(textwrap.wrap(text, table_width() - len("hpcjobs: "))))
 
 
 def _width(headers: Sequence[str], rows: Sequence[Mapping[str, str]]) -> int:
@@ -292,10 +295,10 @@ def _width(headers: Sequence[str], rows: Sequence[Mapping[str, str]]) -> int:
     return sum(widths) + _GAP * (len(headers) - 1)
 
 
-def _advice(row: Mapping[str, Any]) -> str:
+def _advise(row: Mapping[str, Any]) -> list[str]:
     from hpcjobs.jobstats.advice import JobUsage, advise
 
-    return "; ".join(map(str, advise(JobUsage.from_row(row))))
+    return list(map(str, advise(JobUsage.from_row(row))))
 
 
 def _cell(name: str, row: Mapping[str, Any]) -> str:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from hpcjobs.pages import figures, render
+from hpcjobs.errors import ConfigError
+from hpcjobs.jobstats.sources import read_request
+from hpcjobs.pages import PageTable, Picture, Section, figures, render
 from hpcjobs.pages.save import save_text
 from hpcjobs.record.monitor import Sample
 from hpcjobs.run.progress import NodeSamples
+from hpcjobs.run.index import Entry
+from hpcjobs.site.library import load_site
+from hpcjobs.site.partition import describe_nodes
+from hpcjobs.units import format_count, human_duration
 
+_TABLE_ROWS = 12
 _POINTS = 600
 """Largest number of points of a line: each is the mean of its part of the samples."""
 
@@ -21,6 +30,7 @@ class _Quantity(NamedTuple):
     """The quantity of one picture."""
 
     name: str
+    title: str
     label: str
     caption: str
     value: Callable[[Sample], float | None]
@@ -40,15 +50,23 @@ class NodeLoad(NamedTuple):
 _QUANTITIES = (
     _Quantity(
         "gpu",
+        "GPU utilisation",
         "GPU utilisation (%)",
-        "Mean of the GPUs of the job on the node.",
+        "Per cent of the time in which a kernel ran: mean of the GPUs of the job on the node.",
         lambda s: s.gpu_percent,
     ),
-    _Quantity("cpu", "CPU utilisation (%)", "Of the cores that the ranks may use.", lambda s: s.cpu_percent),
+    _Quantity(
+        "cpu",
+        "CPU utilisation",
+        "CPU utilisation (%)",
+        "Per cent of the cores that the ranks may use.",
+        lambda s: s.cpu_percent,
+    ),
     _Quantity(
         "memory",
+        "Memory",
         "memory (GiB)",
-        "Memory used by the job, without file caches. Dashed line: the memory limit.",
+        "GiB of memory used by the job, without file caches. Dashed line: the memory limit.",
         lambda s: None if s.rss_bytes is None else s.rss_bytes / 2**30,
     ),
 )
@@ -68,21 +86,65 @@ def measure(nodes: Sequence[NodeSamples]) -> list[NodeLoad]:
     ]
 
 
-def write(title: str, lead: str, nodes: Sequence[NodeSamples], folder: Path) -> list[Path]:
+def write(
+    title: str, lead: str, nodes: Sequence[NodeSamples], folder: Path, *, facts: Mapping[str, str | None]
+) -> list[Path]:
     """Write index.html and the pictures (PNG, SVG) of the measured quantities to ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = {quantity.name: figure for quantity in _QUANTITIES if (figure := _draw(quantity, nodes)) is not None}
-    captions = {quantity.name: quantity.caption for quantity in _QUANTITIES}
+    made = {quantity: figure for quantity in _QUANTITIES if (figure := _draw(quantity, nodes)) is not None}
+    every = [sample for node in nodes for sample in node.samples]
+    begin = min(node.started_at for node in nodes)
+    length = max((node.started_at + sample.time_s for node in nodes for sample in node.samples), default=begin) - begin
+    measured = {
+        "from": time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(begin)),
+        "length": human_duration(length),
+        "samples": f"{len(every)} of {format_count(len(nodes), 'node')}; a point is the mean of up to"
+        f" {max(-(-len(node.samples) // _POINTS) for node in nodes)} samples",
+        "source": "monitor of hpcjobs on each node",
+    }
+    table = PageTable(
+        ("node", "samples", "GPU utilisation, mean", "CPU utilisation, mean", "memory, peak"),
+        [cells(load) for load in measure(nodes)],
+    )
+    pictures = [
+        Picture(quantity.title, quantity.caption, figures.to_svg(figure), _table_behind(quantity, nodes))
+        for quantity, figure in made.items()
+    ]
     page = render(
-        "load",
         title=title,
         lead=lead,
-        warnings=[],
-        pictures=[(captions[name], figures.to_svg(figure)) for name, figure in made.items()],
-        rows=[cells(load) for load in measure(nodes)],
+        facts={**facts, **measured},
+        sections=[Section("Nodes", table=table), Section("Load over time", pictures=pictures)],
     )
     save_text(folder / "index.html", page)
-    return [folder / "index.html", *figures.save(made, folder)]
+    return [folder / "index.html", *figures.save({one.name: figure for one, figure in made.items()}, folder)]
+
+
+def facts_of(entry: Entry) -> dict[str, str | None]:
+    """Job, site, partition and its nodes."""
+    partition = read_request(Path(entry.run_dir)).partition
+    try:
+        site = load_site(entry.site)
+        nodes = describe_nodes(site.partitions[partition]) if partition in site.partitions else None
+    except ConfigError:  # of a site file that is no longer there, its name is all that is known
+        nodes = None
+    return {"job": entry.job_id, "site": entry.site, "partition": partition, "nodes": nodes}
+
+
+def _table_behind(quantity: _Quantity, nodes: Sequence[NodeSamples]) -> PageTable:
+    """Mean per node over each part of the time, in up to twelve parts."""
+    begin = nodes[0].started_at
+    lines = [(node.host, _points(node, quantity.value, since=begin)) for node in nodes]
+    last = max((points[-1][0] for _, points in lines if points), default=0.0)
+    bounds = [last * part / _TABLE_ROWS for part in range(_TABLE_ROWS + 1)]
+    rows = []
+    for low, high in pairwise(bounds):
+        means = (
+            _mean([value for at, value in points if low <= at < high or at == last == high]) for _, points in lines
+        )
+        rows.append([f"{low:.1f} to {high:.1f}", *("-" if mean is None else f"{mean:.3g}" for mean in means)])
+    note = f"Means of {quantity.label}."
+    return PageTable(["minutes", *(host for host, _ in lines)], rows, note)
 
 
 def cells(load: NodeLoad) -> tuple[str, ...]:
@@ -103,14 +165,13 @@ def _draw(quantity: _Quantity, nodes: Sequence[NodeSamples]) -> Figure | None:
     limits = {s.memory_limit_bytes for node, _ in lines for s in node.samples if s.memory_limit_bytes}
     if quantity.name == "memory":
         for limit in limits:
-            axes.axhline(limit / 2**30, linestyle="--", linewidth=0.8, color="0.4")
+            axes.axhline(limit / 2**30, linestyle="--", linewidth=0.8, color=figures.INK)
     else:
         axes.set_ylim(0, 105)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("minutes since the first sample")
     axes.set_ylabel(quantity.label)
-    if len(lines) > 1:
-        axes.legend(fontsize="small", ncols=1 + len(lines) // 12)
+    figures.add_legend(figure)
     return figure
 
 

@@ -2,16 +2,71 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import jinja2
 
 from hpcjobs import __version__
 
 
-def render(template: str, **content: object) -> str:
-    """Render a template of this folder; the content is escaped."""
+class PageTable(NamedTuple):
+    """A table; columns of numbers stand at the right."""
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str | None = None
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Whether each column has numbers, or nothing, in all rows."""
+        columns = zip(*self.rows, strict=True) if self.rows else [()] * len(self.headers)
+        return [bool(column) and all(map(_is_number, column)) for column in columns]
+
+
+class Picture(NamedTuple):
+    """A figure with what it shows: quantity, unit, interval, source; and the figures behind it."""
+
+    title: str
+    caption: str
+    svg: str
+    table: PageTable | None = None
+
+
+class Section(NamedTuple):
+    """A part of a page, from top to bottom: sentences, pictures, a table."""
+
+    title: str
+    lines: Sequence[str] = ()
+    table: PageTable | None = None
+    pictures: Sequence[Picture] = ()
+
+
+def render(
+    *, title: str, lead: str, facts: Mapping[str, str | None], sections: Sequence[Section], warnings: Sequence[str] = ()
+) -> str:
+    """A page; the content is escaped.
+
+    Args:
+        facts: what the reader must know to compare: site, partition, node model, period, source. None: not known.
+    """
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
-    footer = f"hpcjobs {__version__}; all figures are from the run folders and the accounting named above."
-    return environment.get_template(f"{template}.html.j2").render(footer=footer, **content)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    written = time.strftime("%Y-%m-%d %H:%M %Z")
+    known = {name: value for name, value in facts.items() if value} | {"written": f"{written} by hpcjobs {__version__}"}
+    return environment.get_template("page.html.j2").render(
+        title=title, lead=lead, facts=known, sections=sections, warnings=warnings
+    )
+
+
+def _is_number(text: str) -> bool:
+    first = (text.split() or [""])[0].lstrip("~<+").rstrip("%,").replace(",", "")
+    return (
+        text in ("", "-", "–")
+        or first.replace(".", "", 1).replace("e", "", 1).lstrip("-+").isdigit()
+        or (first[:1].isdigit() and first[-1:] in "dhmsBKMGT" and first.rstrip("dhmsBKMGT").replace(".", "").isalnum())
+    )

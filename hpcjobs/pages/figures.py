@@ -3,22 +3,49 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import matplotlib as mpl
+from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hpcjobs.files import naming_errors
 
-mpl.rcParams["svg.fonttype"] = "none"  # text stays text: smaller files, and a page can be searched
-mpl.rcParams["svg.hashsalt"] = "hpcjobs"  # the same study gives the same file
+INK: Final = "#1c2430"
+BEHIND: Final = "#fefefe"
+"""Colours of text and of what stands behind it; a page replaces them and those of lines by its own."""
+GREY: Final = "#8a8f98"
+COLOURS: Final = ("#1f5fa8", "#c2571a", "#2c7a4b", "#7a3fa0", "#b08900", "#2a8fa0", "#b5446e", GREY)
+"""Lines and areas: the page's --c0 to --c7, which have lighter shades on a dark page."""
+_ON_PAGE: Final = {INK: "var(--ink)", BEHIND: "var(--page)"} | {
+    colour: f"var(--c{number})" for number, colour in enumerate(COLOURS)
+}
+_LEGEND_WIDTH: Final = 56
+"""Characters of a line of the legend."""
+_STYLE: Final[dict[Any, Any]] = {
+    "svg.fonttype": "none",  # text stays text: smaller files, and a page can be searched
+    "svg.hashsalt": "hpcjobs",  # the same study gives the same file
+    "font.size": 10,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.facecolor": "none",
+    "axes.prop_cycle": cycler(color=COLOURS),
+    "figure.facecolor": "none",
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": GREY,
+}
+mpl.rcParams.update(_STYLE)
 _NO_METADATA: Final = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
 
-def new_figure(*, width: float = 6.4, height: float = 4.2) -> tuple[Figure, Axes]:
+def new_figure(*, width: float = 4.8, height: float = 3.4) -> tuple[Figure, Axes]:
     """An empty figure in the style of the reports; ``width`` and ``height`` in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
@@ -26,6 +53,17 @@ def new_figure(*, width: float = 6.4, height: float = 4.2) -> tuple[Figure, Axes
     axes.set_axisbelow(True)
     axes.grid(alpha=0.25)
     return figure, axes
+
+
+def add_legend(figure: Figure, *, title: str | None = None) -> None:
+    """A legend below the axes, where it covers nothing."""
+    (axes, *_) = figure.axes
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        columns = max(1, min(len(labels), _LEGEND_WIDTH // (max(map(len, labels)) + 7)))
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9.5, title=title
+        )
 
 
 def escape_math(text: str) -> str:
@@ -45,11 +83,12 @@ def choose_labels(places: Sequence[float], *, gap: float = 0.07) -> list[int]:
 
 
 def to_svg(figure: Figure) -> str:
-    """The figure as an ``<svg>`` element."""
+    """The figure as an ``<svg>`` element in the colours of the page."""
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata=_NO_METADATA)
+    figure.savefig(buffer, format="svg", metadata=_NO_METADATA, transparent=True)
     text = buffer.getvalue()
-    return text[text.index("<svg") :]
+    svg = text[text.index("<svg") :]
+    return re.sub("|".join(_ON_PAGE), lambda colour: _ON_PAGE[colour[0]], svg)
 
 
 def save(made: dict[str, Figure], folder: Path) -> list[Path]:
@@ -59,6 +98,6 @@ def save(made: dict[str, Figure], folder: Path) -> list[Path]:
         for kind in ("png", "svg"):
             path = folder / f"{name}.{kind}"
             with naming_errors(path):
-                figure.savefig(path, dpi=150, metadata=_NO_METADATA if kind == "svg" else None)
+                figure.savefig(path, dpi=150, metadata=_NO_METADATA if kind == "svg" else None, facecolor="white")
             written.append(path)
     return written

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import polars as pl
 from matplotlib.figure import Figure
 from msgspec.structs import replace
 
+from hpcjobs.errors import ConfigError
 from hpcjobs.files import file_name
 from hpcjobs.jobstats.columns import format_energy
-from hpcjobs.pages import figures, render
+from hpcjobs.pages import PageTable, Picture, Section, figures, render
 from hpcjobs.pages.save import save_csv, save_parquet, save_text
 from hpcjobs.scaling import plots
 from hpcjobs.scaling.analysis import Analysis, SizeResult
 from hpcjobs.scaling.fits import Interval
 from hpcjobs.scaling.runs import WHOLE_JOBS, suggest_metric
 from hpcjobs.scaling.study import Study
+from hpcjobs.site.library import load_site
+from hpcjobs.site.partition import describe_nodes
 from hpcjobs.units import format_number, human_duration, number_style
 
 TABLE_NOTE: Final = (
@@ -37,6 +41,20 @@ CAPTIONS: Final = {
     "spread": "Throughput of each run, divided by the median of its size: one row per host, slowest host first."
     " A host is marked as slow if all its runs are slow.",
 }
+_TITLES: Final = {
+    "speedup": "Speed-up",
+    "efficiency": "Efficiency",
+    "breakdown": "Time of a step",
+    "comparison": "Comparison",
+    "spread": "Runs by host",
+}
+_BEHIND: Final = {
+    "speedup": ("nodes", "ranks", "runs", "speed-up"),
+    "efficiency": ("nodes", "ranks", "runs", "efficiency"),
+    "breakdown": ("nodes", "ranks", "step", "compute", "comm.", "data", "ckpt"),
+}
+"""The columns of `sizes` that a picture shows."""
+_FIT_HEADERS: Final = ("law", "verdict", "parameter", "value", "residuals, rms")
 FIT_NOTE: Final = (
     "X(1): throughput of one node or rank. serial: serial fraction (Amdahl, Gustafson). sigma: contention, kappa:"
     " crosstalk (USL). log: overhead that grows with log2 N. possible: the runs do not exclude the law. The law that is"
@@ -177,16 +195,29 @@ def write(
             write(replace(study, name=f"{study.name}: {name}"), {"": one}, part, folder / file_name(name))
     written = figures.save(made, folder)
     lines = list(dict.fromkeys(line for one in series.values() for line in warnings(one, runs)))
-    content = {
-        "warnings": lines, "summary": summary, "headers": headers, "rows": rows, "table_note": TABLE_NOTE,
-        "fits": fits, "fit_note": FIT_NOTE, "comparisons": comparisons, "run_headers": RUN_HEADERS,
-        "runs": run_rows(runs),
-    }  # fmt: skip
-    inline = [(CAPTIONS[name], figures.to_svg(figure)) for name, figure in made.items()]
     title = f"Scaling study {study.name}"
     html, markdown = folder / "index.html", folder / "report.md"
-    save_text(html, render("study", title=title, lead=_lead(study), pictures=inline, **content))
-    save_text(markdown, _markdown(title, _lead(study), list(made), **content))
+    tables = {"Sizes": PageTable(headers, rows, TABLE_NOTE), "Fits": PageTable(_FIT_HEADERS, fits, FIT_NOTE)}
+    tables |= {f"Comparison with {name}": PageTable(table[0], table[1:]) for name, table in comparisons}
+    tables["Runs"] = PageTable(RUN_HEADERS, run_rows(runs))
+    pictures = [
+        Picture(_TITLES[name], CAPTIONS[name], figures.to_svg(figure), _table_behind(name, series, runs, comparisons))
+        for name, figure in made.items()
+    ]
+    page = render(
+        title=title,
+        lead=_lead(study),
+        facts=_facts(study, series, runs),
+        warnings=lines,
+        sections=[
+            Section("Summary", summary),
+            Section("Sizes", table=tables["Sizes"]),
+            *([Section("Pictures", pictures=pictures)] if pictures else []),
+            *(Section(name, table=table) for name, table in tables.items() if name != "Sizes" and table.rows),
+        ],
+    )
+    save_text(html, page)
+    save_text(markdown, _markdown(title, _lead(study), lines, summary, list(made), tables))
     save_csv(folder / "runs.csv", runs)
     save_parquet(folder / "runs.parquet", runs)
     return [html, markdown, folder / "runs.csv", folder / "runs.parquet", *written]
@@ -196,21 +227,68 @@ def _lead(study: Study) -> str:
     return f"{study.mode} scaling of {shlex.join(study.program)} on site {study.site}"
 
 
-def _markdown(title: str, lead: str, names: list[str], **content: Any) -> str:
-    parts = [f"# {title}", lead]
-    parts += [f"> **{line}**" for line in content["warnings"]]
-    parts.append("\n".join(f"- {line}" for line in content["summary"]))
-    parts += ["## Sizes", _table(content["headers"], content["rows"]), TABLE_NOTE]
-    parts += ["## Plots", *(f"![{CAPTIONS[name]}]({name}.svg)" for name in names)]
-    parts += ["## Fits", _table(["law", "verdict", "parameter", "value", "residuals, rms"], content["fits"]), FIT_NOTE]
-    for name, rows in content["comparisons"]:
-        parts += [f"## Comparison with {name}", _table(rows[0], rows[1:])]
-    parts += ["## Runs", _table(list(RUN_HEADERS), content["runs"])]
+def _table_behind(
+    name: str, series: Mapping[str, Analysis], runs: pl.DataFrame, comparisons: Sequence[tuple[str, list[list[str]]]]
+) -> PageTable | None:
+    """The figures that a picture shows: columns of the sizes, hosts, or the comparison."""
+    if name == "comparison":
+        return next((PageTable(table[0], table[1:]) for _, table in comparisons), None)
+    (analysis,) = series.values()
+    if name == "spread":
+        hosts = [
+            [one.host, str(len(one.relative)), f"{max(one.relative):.3f}", "yes" if one.slow else "no"]
+            for one in plots.host_spread(runs, per=analysis.per)
+        ]
+        return PageTable(("host", "runs", "fastest, relative", "slow"), hosts)
+    headers, rows = sizes(analysis)
+    chosen = [headers.index(column) for column in _BEHIND[name] if column in headers]
+    return PageTable([headers[n] for n in chosen], [[row[n] for n in chosen] for row in rows])
+
+
+def _facts(study: Study, series: Mapping[str, Analysis], runs: pl.DataFrame) -> dict[str, str | None]:
+    """What a reader needs to compare this study with another one."""
+
+    def values(column: str) -> str | None:
+        return ", ".join(sorted(set(map(str, runs[column].drop_nulls())))) or None
+
+    partition = values("partition")
+    try:
+        partitions = load_site(study.site).partitions
+    except ConfigError:  # of a site file that is no longer there, its name is all that is known
+        partitions = {}
+    ends = runs["ended"].drop_nulls().sort().to_list()
+    days = [time.strftime("%Y-%m-%d %H:%M %Z", time.localtime(moment)) for moment in ends]
+    counts = [group.runs for analysis in series.values() for group in analysis.groups]
+    repeats = f"{min(counts)}" if len(set(counts)) == 1 else f"{min(counts)} to {max(counts)}"
+    return {
+        "mode": f"{study.mode} scaling, {repeats} runs of each size",
+        "site": study.site,
+        "partition": partition,
+        "nodes": describe_nodes(partitions[partition]) if partition in partitions else None,
+        "device": values("node_model"),
+        "measured": f"{days[0]} to {days[-1]}" if days else None,
+        "code": values("code"),
+        "image": values("image"),
+        "torch": values("torch_version"),
+        "unit": ", ".join(sorted({analysis.unit for analysis in series.values()})),
+        "interval": "95 %; the scatter of all sizes counts",
+        "source": f"figures of the runs; accounting by {values('source') or 'nobody'}",
+    }
+
+
+def _markdown(
+    title: str, lead: str, warnings: list[str], summary: list[str], names: list[str], tables: Mapping[str, PageTable]
+) -> str:
+    parts = [f"# {title}", lead, *(f"> **{line}**" for line in warnings), "\n".join(f"- {line}" for line in summary)]
+    for name, table in tables.items():
+        parts += [f"## {name}", _table(list(table.headers), table.rows), *filter(None, [table.note])]
+        if name == "Sizes":
+            parts += ["## Plots", *(f"![{CAPTIONS[picture]}]({picture}.svg)" for picture in names)]
     return "\n\n".join(parts) + "\n"
 
 
-def _table(headers: list[str], rows: list[list[str]]) -> str:
-    def line(cells: list[str]) -> str:
+def _table(headers: list[str], rows: Sequence[Sequence[str]]) -> str:
+    def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
     return "\n".join([line(headers), line(["---"] * len(headers)), *map(line, rows)])

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, PercentFormatter
 
-from hpcjobs.pages.figures import choose_labels, escape_math, new_figure
+from hpcjobs.pages.figures import COLOURS, GREY, INK, add_legend, choose_labels, escape_math, new_figure
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scaling.analysis import Analysis
 from hpcjobs.scaling.fits import Interval
@@ -22,7 +22,7 @@ _SLOW: Final = 0.95
 """A host is marked if its fastest run is slower than this share of the median host's fastest run."""
 _MOST_HOSTS: Final = 48
 _UNKNOWN: Final = "not known"
-_HOST_COLOURS: Final = {False: "#6b4fa0", True: "#c2571a"}
+_HOST_COLOURS: Final = {False: COLOURS[0], True: COLOURS[1]}
 
 
 class HostRuns(NamedTuple):
@@ -63,11 +63,11 @@ def draw_hosts(hosts: Sequence[HostRuns]) -> Figure:
     figure, axes = new_figure(height=max(2.4, 1.2 + 0.2 * len(shown)))
     for row, one in enumerate(shown):
         axes.plot(one.relative, [row] * len(one.relative), "o", color=_HOST_COLOURS[one.slow], alpha=0.7)
-    axes.axvline(1, linestyle=":", color="#8a8f98")
+    axes.axvline(1, linestyle=":", color=GREY)
     names = [escape_math(one.host) + (" (slow)" if one.slow else "") for one in shown]
-    axes.set_yticks(range(len(shown)), names, fontsize=8)
+    axes.set_yticks(range(len(shown)), names, fontsize=9)
     for label, one in zip(axes.get_yticklabels(), shown, strict=True):
-        label.set_color(_HOST_COLOURS[True] if one.slow else "black")
+        label.set_color(_HOST_COLOURS[True] if one.slow else INK)
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.locator_params(axis="x", nbins=6)
     few = f" (slowest {len(shown)} of {len(hosts)} hosts)" if len(shown) < len(hosts) else ""
@@ -75,12 +75,12 @@ def draw_hosts(hosts: Sequence[HostRuns]) -> Figure:
     return figure
 
 
-_COLOURS: Final = {"measured": "#1f5fa8", "ideal": "#8a8f98", "fit": ("#c2571a", "#2c7a4b", "#7a3fa0", "#b08900")}
+_COLOURS: Final = {"measured": COLOURS[0], "ideal": GREY, "fit": COLOURS[1:5]}
 _PARTS: Final = {
-    "compute": "#1f5fa8",
-    "communication": "#c2571a",
-    "data_wait": "#d9a514",
-    "checkpoint": "#8a8f98",
+    "compute": COLOURS[0],
+    "communication": COLOURS[1],
+    "data_wait": COLOURS[4],
+    "checkpoint": GREY,
 }
 
 
@@ -96,6 +96,7 @@ def figures(analysis: Analysis, runs: pl.DataFrame) -> dict[str, Figure]:
 def _figure(draw: Callable[[Axes, Analysis], None], analysis: Analysis) -> Figure:
     figure, axes = new_figure()
     draw(axes, analysis)
+    add_legend(figure)
     return figure
 
 
@@ -139,7 +140,6 @@ def _speedup(axes: Axes, analysis: Analysis) -> None:
     axes.set_ylim(bottom=max(axes.get_ylim()[0], min(v.value for v in values) / 2))
     axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
     axes.set_ylabel(f"speed-up relative to {n[0]} {analysis.per[:-1] if n[0] == 1 else analysis.per}")
-    axes.legend(frameon=False)
 
 
 def _efficiency(axes: Axes, analysis: Analysis) -> None:
@@ -155,7 +155,6 @@ def _efficiency(axes: Axes, analysis: Analysis) -> None:
     axes.set_ylim(0, max(1.1, *(v.value * 1.1 for v in values)))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_ylabel("efficiency")
-    axes.legend(frameon=False)
 
 
 def _breakdown(axes: Axes, analysis: Analysis) -> None:
@@ -173,4 +172,3 @@ def _breakdown(axes: Axes, analysis: Analysis) -> None:
     axes.set_xticks(where, [str(group.n) if index in labelled else "" for index, group in enumerate(groups)])
     axes.set_xlabel(analysis.per)
     axes.set_ylabel("milliseconds per step")
-    axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)

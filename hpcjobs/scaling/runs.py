@@ -10,13 +10,9 @@ import msgspec
 import polars as pl
 
 from hpcjobs.job.array import task_ids
-<<<<<<< HEAD
-from hpcjobs.jobstats.sources import JobFilter, gather
-from hpcjobs.record.figures import LINE_CHARACTERS, find_rate
-=======
 from hpcjobs.jobstats.filters import JobFilter
 from hpcjobs.jobstats.sources import gather
->>>>>>> e039d9ce (report jobs: columns, periods, clusters, colours, narrow terminals, --watch)
+from hpcjobs.record.figures import LINE_CHARACTERS, find_rate
 from hpcjobs.record.names import SUMMARY
 from hpcjobs.record.summary import Quantiles, Throughput
 from hpcjobs.run.figures import read_rate
@@ -44,11 +40,12 @@ _COLUMNS: Final[dict[str, Any]] = {
     "gpu_utilization": pl.Float64, "queue_wait_s": pl.Int64, "energy_j": pl.Float64, "energy_source": pl.String,
     "cost": pl.Float64, "currency": pl.String, "node_list": pl.String, "source": pl.String, "code": pl.String,
     "image": pl.String, "node_model": pl.String, "torch_version": pl.String, "run_dir": pl.String,
+    "partition": pl.String, "ended": pl.Int64,
     "series": pl.String, "log": pl.String,
 }  # fmt: skip
 _FROM_ACCOUNTING = (
     *("state", "cpu_efficiency", "gpu_utilization", "queue_wait_s", "energy_j", "energy_source", "cost", "currency"),
-    *("node_list", "source"),
+    *("node_list", "source", "partition", "ended"),
 )
 
 

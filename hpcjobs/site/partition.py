@@ -188,3 +188,15 @@ class Partition(Frozen, frozen=True):
         """The model that all GPUs here are; ``None``: not known, or several."""
         models = {group.gpu_model for group in self.groups if group.gpus}
         return models.pop() if len(models) == 1 else None
+
+
+def describe_nodes(partition: Partition) -> str:
+    """The nodes of a partition for people: ``8 nodes of 64 CPUs, 512G, 4 GPUs a100``; shapes are joined by ``;``."""
+    shapes = []
+    for group in partition.groups:
+        models = ", ".join(group.gpu_models) or group.gpu_model or ""
+        gpus = f"{group.gpus} GPU{'s' * (group.gpus > 1)} {models}".rstrip() if group.gpus else None
+        memory = None if group.mem is None else f"{group.mem}M" if isinstance(group.mem, int) else group.mem
+        parts = ", ".join(filter(None, (f"{group.cpus} CPUs", memory, gpus)))
+        shapes.append(f"{group.count} nodes of {parts}" if group.count else parts)
+    return "; ".join(shapes)

@@ -9,17 +9,18 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LogNorm, Normalize
+from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
 
-from hpcjobs.pages.figures import choose_labels, escape_math, new_figure
+from hpcjobs.pages.figures import BEHIND, COLOURS, GREY, INK, add_legend, choose_labels, escape_math, new_figure
 
 Row = dict[str, Any]
-_MAP: Final = "viridis_r"
+_MAP = LinearSegmentedColormap.from_list("results", mpl.colormaps["viridis_r"](np.linspace(0.08, 0.72, 64)))
+"""The middle of the map: neither end vanishes on a light or on a dark page."""
 _MOST_TICKS = 12
 _LARGEST = 1e100
 """Beyond it, and where it is infinite or no number, a value stands on an axis as text does."""
-_BEHIND_TEXT: Final = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
+_BEHIND_TEXT: Final = {"boxstyle": "square,pad=0.1", "facecolor": BEHIND, "edgecolor": "none", "alpha": 0.8}
 """Lines do not run through a label."""
 
 
@@ -67,7 +68,7 @@ class _Scale:
         return [(self.place(value), _short(value)) for value in shown]
 
     def colour(self, value: Any) -> Any:
-        return mpl.colormaps[_MAP](self.place(value))
+        return _MAP(self.place(value))
 
     def mappable(self) -> ScalarMappable:
         return ScalarMappable(self.norm, _MAP)
@@ -87,11 +88,11 @@ def _effect(rows: Sequence[Row], param: str, metric: str, best: Row) -> Figure:
     figure, axes = new_figure()
     scale = _Scale(rows, param)
     axes.plot([scale.place(row.get(param)) for row in rows], [row[metric] for row in rows], "o", alpha=0.7)
-    axes.plot(scale.place(best.get(param)), best[metric], "o", ms=11, mfc="none", mec="#c2571a", mew=2, label="best")
+    axes.plot(scale.place(best.get(param)), best[metric], "o", ms=11, mfc="none", mec=COLOURS[1], mew=2, label="best")
     axes.set_xticks(*map(list, zip(*scale.ticks(), strict=True)))
     axes.set_xlabel(escape_math(param))
     axes.set_ylabel(escape_math(metric))
-    axes.legend(frameon=False)
+    add_legend(figure)
     return figure
 
 
@@ -113,7 +114,7 @@ def _heatmap(rows: Sequence[Row], pair: Sequence[str], metric: str) -> Figure:
         for (y, x), value in np.ndenumerate(grid):
             if not np.isnan(value):
                 ink = "white" if colours.place(value) > 0.5 else "black"
-                axes.text(x, y, f"{value:.3g}", ha="center", va="center", fontsize=8, color=ink)
+                axes.text(x, y, f"{value:.3g}", ha="center", va="center", fontsize=9, color=ink)
     axes.set_xticks(range(len(across.values)), [_short(value) for value in across.values])
     axes.set_yticks(range(len(down.values)), [_short(value) for value in down.values])
     axes.set_xlabel(escape_math(pair[0]))
@@ -124,15 +125,15 @@ def _heatmap(rows: Sequence[Row], pair: Sequence[str], metric: str) -> Figure:
 
 def _parallel(rows: Sequence[Row], names: Sequence[str], metric: str, best: Row) -> Figure:
     """One line per cell over one axis per parameter, the metric last and in colour."""
-    figure, axes = new_figure(width=max(6.4, 1.6 * len(names)))
+    figure, axes = new_figure(width=max(4.8, 1.3 * len(names)))
     scales = [_Scale(rows, name) for name in names]
     for row in rows:
         heights = [scale.place(row.get(name)) for scale, name in zip(scales, names, strict=True)]
         axes.plot(heights, color=scales[-1].colour(row[metric]), alpha=0.6, linewidth=1)
     heights = [scale.place(best.get(name)) for scale, name in zip(scales, names, strict=True)]
-    axes.plot(heights, color="#c2571a", linewidth=2.5, label="best")
+    axes.plot(heights, color=COLOURS[1], linewidth=2.5, label="best")
     _upright(axes, names, scales)
-    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, 1.12))
+    add_legend(figure)
     return figure
 
 
@@ -144,7 +145,7 @@ def _upright(axes: Axes, names: Sequence[str], scales: Sequence[_Scale]) -> None
     axes.set_xticks(range(len(names)), [escape_math(name) for name in names])
     axes.set_xlim(-0.2, len(names) - 0.6)
     for where, scale in enumerate(scales):
-        axes.axvline(where, color="#8a8f98", linewidth=1, zorder=0)
+        axes.axvline(where, color=GREY, linewidth=1, zorder=0)
         for height, text in scale.ticks():
-            axes.annotate(text, (where, height), xytext=(4, 2), textcoords="offset points", fontsize=8, color="#5a6472",
+            axes.annotate(text, (where, height), xytext=(4, 2), textcoords="offset points", fontsize=9, color=INK,
                           bbox=_BEHIND_TEXT)  # fmt: skip

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import pytest
+
+from hpcjobs.site import machine
+from hpcjobs.site.machine import cluster_name
 
 SITE = """
 description: two racks
@@ -104,3 +110,26 @@ def read_duration(text: str) -> tuple[float, float]:
     seconds = {"d": 86400, "h": 3600, "m": 60, "s": 1}
     parts = re.findall(r"(\d+)([dhms])", text)
     return sum(int(count) * seconds[unit] for count, unit in parts), seconds[parts[-1][1]]
+
+
+_FOREIGN = ("HPCJOBS_", "SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "XDG_")
+
+
+@pytest.fixture(name="cluster", autouse=True)
+def scripted_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedCluster:
+    """The site ``mine``, whose Slurm is scripted; nothing of the user's own."""
+    for name in [name for name in os.environ if name.startswith(_FOREIGN)]:
+        monkeypatch.delenv(name)
+    here, home = tmp_path / "here", tmp_path / "home"
+    (here / "site_configs").mkdir(parents=True, exist_ok=True)
+    home.mkdir(exist_ok=True)
+    (here / "site_configs" / "mine.yaml").write_text(SITE, encoding="utf-8")
+    commands = ScriptedCluster(tmp_path / "slurm")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("HPCJOBS_SITE", "mine")
+    monkeypatch.setenv("HPCJOBS_SANDBOX_ROOT", str(tmp_path / "no-sandbox"))
+    monkeypatch.setenv("PATH", f"{commands.folder}:{os.environ['PATH']}")
+    monkeypatch.chdir(here)
+    cluster_name.cache_clear()  # another test's cluster
+    machine._has_configuration.cache_clear()
+    return commands

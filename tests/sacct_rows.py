@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-DATA = Path(__file__).parents[1] / "data" / "sacct"
+DATA = Path(__file__).parent / "data" / "sacct"
 _SEPARATOR = "\x1f\x02\x1d\x07"
 _COLUMNS = (
     *("JobID", "JobIDRaw", "JobName", "User", "Account", "Partition", "QOS", "State", "ExitCode", "Reason", "Submit"),
