@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import typer
 
 from hpcjobs.cli.completion import complete_jobs, complete_states
-from hpcjobs.cli.output import Json, SiteName, clock, note, opt, print_output, print_table, table_width
+from hpcjobs.cli.output import Json, SiteName, note, opt, print_output, print_table, table_width
 from hpcjobs.cli.terminal import raw, write_document
 from hpcjobs.extras import require_packages
 from hpcjobs.remote.outputs import record_output
+from hpcjobs.units import clock
 
 if TYPE_CHECKING:
     import polars as pl

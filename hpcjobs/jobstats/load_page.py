@@ -15,8 +15,8 @@ from hpcjobs.jobstats.sources import read_request
 from hpcjobs.pages import PageTable, Picture, Section, figures, render
 from hpcjobs.pages.save import save_text
 from hpcjobs.record.monitor import Sample
-from hpcjobs.run.progress import NodeSamples
 from hpcjobs.run.index import Entry
+from hpcjobs.run.progress import NodeSamples
 from hpcjobs.site.library import load_site
 from hpcjobs.site.partition import describe_nodes
 from hpcjobs.units import format_count, human_duration
