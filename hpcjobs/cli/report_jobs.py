@@ -175,8 +175,8 @@ def _is_without_jobs(site: str | None) -> bool:
     from hpcjobs.run import index
     from hpcjobs.site.library import default_site, load_site
 
-    return load_site(site or default_site()).scheduler == "local" and not any(
-        entry.scheduler == "local" for entry in index.entries()
+    return not load_site(site or default_site()).kind.has_accounting and all(
+        entry.kind.has_accounting for entry in index.entries()
     )
 
 
@@ -324,8 +324,7 @@ def _cell(name: str, row: Mapping[str, Any]) -> str:
 
 def _colour(name: str, row: Mapping[str, Any]) -> str | None:
     """The colour of a state, and of a share of what was requested: red below 30 %, yellow below 70 %, else green."""
-    from hpcjobs.scheduler.base import State
-    from hpcjobs.scheduler.state_colours import choose_colour
+    from hpcjobs.scheduler.base import State, choose_colour
 
     if name == "state":
         return choose_colour(State[row["state"]])

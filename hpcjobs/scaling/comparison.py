@@ -14,7 +14,7 @@ from matplotlib.ticker import FormatStrFormatter
 
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.files import write_beside
-from hpcjobs.pages.figures import escape_math, new_figure
+from hpcjobs.pages.figures import COLOURS, GREY, add_legend, escape_math, new_figure
 from hpcjobs.scaling import plots
 from hpcjobs.scaling.analysis import Analysis, SizeResult
 from hpcjobs.scaling.fits import Interval, Ratio, RunGroups, format_p_value
@@ -192,13 +192,13 @@ def write_junit(path: Path, study: str, checks: Sequence[BoundCheck]) -> None:
 
 def draw(named: Sequence[tuple[str, Analysis]]) -> Figure:
     """Throughput of several studies or series by size, and below it the ratio of each to the first one."""
-    figure, _ = new_figure(height=6.4)
+    figure, _ = new_figure(height=5.4)
     figure.clear()
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     first = named[0][1]
     sizes = sorted({group.n for _, analysis in named for group in analysis.groups})
     for place, (name, analysis) in enumerate(named):
-        colour = _SERIES_COLOURS[place % len(_SERIES_COLOURS)]
+        colour = COLOURS[place % len(COLOURS)]
         _error_bars(above, [(group.n, group.throughput) for group in analysis.groups], colour, escape_math(name))
         if place:
             ratios = [(group.n, compared.ratio) for group, _, compared in match_sizes(analysis, first)]
@@ -207,18 +207,13 @@ def draw(named: Sequence[tuple[str, Analysis]]) -> Figure:
     above.set_yscale("log", base=2)
     above.yaxis.set_major_formatter(FormatStrFormatter("%g"))
     above.set_ylabel(escape_math(first.unit))
-    below.axhline(1, linestyle=":", color="#8a8f98")
+    below.axhline(1, linestyle=":", color=GREY)
     below.set_xticks(sizes, [str(size) for size in sizes])
     below.minorticks_off()
     below.set_xlabel(first.per)
     below.set_ylabel(f"ratio to {escape_math(named[0][0])}")
-    figure.legend(
-        *above.get_legend_handles_labels(), frameon=False, loc="outside upper center", ncols=min(3, len(named))
-    )
+    add_legend(figure)
     return figure
-
-
-_SERIES_COLOURS: Final = ("#1f5fa8", "#c2571a", "#2c7a4b", "#7a3fa0", "#b08900", "#8a8f98")
 
 
 def _error_bars(axes: Axes, points: Sequence[tuple[int, Interval]], colour: str, label: str | None) -> None:
