@@ -110,8 +110,11 @@ class Folder(NamedTuple):
         return [path.name for path in (self.root / "nodes").glob("*")]
 
     def is_ours(self) -> bool:
-        """Whether a sandbox made this folder."""
-        return (self.root / _MARKER).exists()
+        """Whether a sandbox of this user or of root made this folder: records of another user name any process."""
+        try:
+            return (self.root / _MARKER).lstat().st_uid in (0, os.geteuid())
+        except FileNotFoundError:
+            return False
 
     def clear(self) -> None:
         """Empty the folder except for its mark, so that new daemons find no old files."""

@@ -158,6 +158,8 @@ def add_users(users: Sequence[str], *, root: Path | None = None) -> None:
     sandbox = _recorded_sandbox(folder)
     if sandbox is None:
         raise RequestError(f"no sandbox is up in {folder.root}", hint="hpcjobs sandbox up")
+    if os.geteuid() != 0:
+        raise RequestError("only root can let users submit to a sandbox", hint="sudo hpcjobs sandbox add-user NAME")
     for user in users:
         _check_user(user)
     foreign = _foreign_cluster(sandbox.shape)

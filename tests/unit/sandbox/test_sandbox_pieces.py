@@ -205,3 +205,29 @@ def test_a_relative_path_of_like_is_recorded_in_full(here: Path, monkeypatch: py
     monkeypatch.setattr(sandbox, "up", up)
     assert "enough" in within("sandbox", "up", "--like", like).err
     assert [shape.like for shape in shapes] == [str(here / like)]
+
+
+def test_a_folder_that_another_user_made_for_a_sandbox_is_not_taken_down(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its records could name any process and folder of the machine."""
+    marker = folder.root / ".hpcjobs-sandbox"
+    marker.touch()
+    daemon = start(folder, "theirs", "import time; time.sleep(600)")
+    if os.geteuid() == 0:
+        os.chown(marker, 1, 1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 4242)
+    answer = within("sandbox", "down", "--root", str(folder.root))
+    assert answer.code == 5, answer
+    assert "holds files that no sandbox put there" in answer.err or "only root" in answer.err
+    assert alive(daemon)
+    assert marker.exists()
+
+
+def test_only_root_adds_users(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 4242)
+    recorded = sandbox.Sandbox(root=str(folder.root), site="s", slurm_conf="/x", shape=Shape(), hosts=(), partitions={})
+    monkeypatch.setattr("hpcjobs.sandbox.sandbox._recorded_sandbox", lambda _: recorded)
+    answer = within("sandbox", "add-user", "daemon", "--root", str(folder.root))
+    assert (answer.code, "only root can let users submit to a sandbox" in answer.err) == (5, True), answer
