@@ -1,6 +1,6 @@
 """A Slurm cluster in virtual time, which answers Slurm's commands as text.
 
-Modelled from Slurm 22.05's manual pages and from what the sandbox printed; no test compares the two yet. Jobs run as
+Modelled from Slurm 22.05; `conformance` compares its answers with those of a real one. Jobs run as
 processes of the world (`Body`); what a job does is given by whoever submits it.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from world import Process, World
@@ -20,7 +20,7 @@ from hpcjobs.processes.start import Result
 Body = Callable[["Attempt"], int]
 """Runs one attempt of a job as a process of the world: its exit code."""
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "DEADLINE")
-USER = "me"
+USER, UID = "me", 1000
 
 
 @dataclass
@@ -40,8 +40,11 @@ class Settings:
     allows_requeue: bool = True
     job_requeue: bool = True
     """JobRequeue: jobs that do not say otherwise may be requeued."""
+    preempts: bool = True
+    """Partitions preempt each other; else Slurm shows no times of preemption."""
     max_submit_jobs: int | None = None
     max_array_size: int = 1001
+    max_time_s: float = float("inf")
     name: str = "sim"
     completing_s: float = 1.0
 
@@ -93,7 +96,7 @@ class Job:
     """A job, or one task of an array."""
 
     number: int
-    """In Slurm's books; of an array's first task it may be the array's."""
+    """In Slurm's books: a task gets its own when it becomes a job of its own, and the last one keeps the array's."""
     script: str
     name: str
     submit: float
@@ -122,6 +125,9 @@ class Job:
     preempt_time: float | None = None
     completing: bool = False
     cancelled_at: float | None = None
+    is_split: bool = False
+    """Of an array's task: it is a job of its own; the others are one record, by Slurm's books and in its answers."""
+    is_requeued_held: bool = False
     put_back_at: float | None = None
     """When it was last requeued."""
     ends: list[tuple[float, str]] = field(default_factory=list)
@@ -148,6 +154,14 @@ class Job:
 
 class Refused(Exception):
     """A command ends with an exit code and this message."""
+
+
+def _refusal(change: Callable[[Job], None], job: Job) -> str:
+    try:
+        change(job)
+    except Refused as refusal:
+        return str(refusal)
+    return "No error"
 
 
 class Slurm:
@@ -194,12 +208,20 @@ class Slurm:
                 "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: Job violates "
                 "accounting/QOS policy (job submit limit, user's size and/or time limits)"
             )
+        if int(options.get("nodes", "1").partition("-")[0]) > self.settings.nodes:
+            raise Refused("sbatch: error: Batch job submission failed: Node count specification invalid")
+        if _seconds(options.get("time", "01:00:00")) > self.settings.max_time_s:
+            text = "Requested time limit is invalid (missing or exceeds some limit)"
+            raise Refused(f"sbatch: error: Batch job submission failed: {text}")
+        if array and max(array) >= self.settings.max_array_size:
+            raise Refused("sbatch: error: Batch job submission failed: Invalid job array specification")
         root, throttle = self.next_id, int(options.get("array", "").partition("%")[2] or 0)
         dependency = self._dependency(options.get("dependency", ""))
+        self.next_id += 1
         for task in array or [None]:
             signal_s = re.search(r"USR1@(\d+)", options.get("signal", ""))
             job = Job(
-                number=self.next_id,
+                number=root if task is None else -(len(self.every) + 1),
                 script=script,
                 name=options.get("job-name", script.rpartition("/")[2]),
                 submit=self.world.now,
@@ -211,6 +233,7 @@ class Slurm:
                 nodes=int(options.get("nodes", "1").partition("-")[0]),
                 time_limit_s=_seconds(options.get("time", "01:00:00")),
                 held="hold" in options,
+                reason="JobHeldUser" if "hold" in options else "None",
                 begin=self.world.now + 300.0 if options.get("begin", "").startswith("now+") else 0.0,
                 requeue="no-requeue" not in options and ("requeue" in options or self.settings.job_requeue),
                 dependency=dependency,
@@ -220,7 +243,8 @@ class Slurm:
             )
             self.jobs[job.number] = job
             self.every.append(job)
-            self.next_id += 1
+            if task is None:
+                self._account(job, "PENDING", end=None)
         self.world.log(f"sbatch: job {root} of {script.rpartition('/')[0].rpartition('/')[2]}")
         self._schedule_soon()
         return f"{root}\n"
@@ -259,32 +283,34 @@ class Slurm:
     def _squeue(self, argv: list[str], env: dict[str, str]) -> str:
         form = next((token.partition("=")[2] for token in argv if token.startswith("--format=")), "%i %o")
         every = "--states=all" in argv
+        named = next((token.partition("=")[2] for token in argv if token.startswith("--jobs=")), None)
+        if named is not None and not any(self._named(name) for name in named.split(",")):
+            raise Refused("slurm_load_jobs error: Invalid job id specified")
         shown = self._grouped(job for job in self.jobs.values() if every or not job.has_ended)
         return "".join(f"{self._format(form, job)}\n" for job in shown)
 
-    def _grouped(self, jobs: object) -> list[tuple[Job, str]]:
-        """Jobs with their ids; pending tasks of an array, until one has been a job of its own, are one line."""
+    def _grouped(self, jobs: Iterable[Job]) -> list[tuple[Job, str]]:
+        """Jobs with their ids; tasks of an array that nothing has happened to alone are one line."""
         rows: list[tuple[Job, str]] = []
-        pending: dict[int, list[Job]] = {}
-        for job in jobs:  # type: ignore[attr-defined]
-            if job.array is not None and job.state == "PENDING" and not job.restarts and not job.completing:
-                pending.setdefault(job.array, []).append(job)
+        groups: dict[tuple[int, str], list[Job]] = {}
+        for job in jobs:
+            if job.array is not None and not job.is_split:
+                groups.setdefault((job.array, job.state), []).append(job)
             else:
                 rows.append((job, job.id))
-        for array, members in pending.items():
-            tasks = ",".join(_ranges([job.task or 0 for job in members]))
-            throttle = f"%{members[0].throttle}" if members[0].throttle else ""
-            rows.append((members[0], f"{array}_[{tasks}{throttle}]"))
+        for (array, _), members in groups.items():
+            is_last = len(members) == 1 and sum(job.array == array for job in self.every) > 1
+            rows.append((members[0], members[0].id if is_last else f"{array}_[{_task_text(members)}]"))
         return rows
 
     def _format(self, form: str, shown: tuple[Job, str]) -> str:
         job, job_id = shown
         pending = job.state == "PENDING"
         values = {
-            "i": job_id, "j": job.name, "T": job.shown_state, "r": job.reason if pending else _reason(job),
+            "i": job_id, "j": job.name, "T": job.shown_state, "r": _reason(job).replace("_", " "),
             "P": "compute", "N": ",".join(job.node_list) if not pending else "", "D": str(job.nodes),
             "V": _epoch(job.submit), "S": _epoch(job.start) or "N/A", "M": _clock(self._elapsed(job)),
-            "l": _clock(job.time_limit_s), "o": job.script, "u": USER, "a": "me", "q": "normal",
+            "l": _short_clock(job.time_limit_s), "o": job.script, "u": USER, "a": "me", "q": "normal",
         }  # fmt: skip
         return re.sub(r"%(\w)", lambda match: values[match[1]], form)
 
@@ -302,7 +328,7 @@ class Slurm:
         columns, separator = given["format"].split(","), given.get("delimiter", "|")
         if "SubmitLine" in columns and not self.settings.keeps_commands:
             return Result(1, "", 'sacct: fatal: Invalid field requested: "SubmitLine"\n')
-        rows = [row for row in self.rows if row.visible <= self.world.now]
+        rows = [row for row in self.rows if row.visible <= self.world.now] + self._array_rows()
         if "jobs" in given:
             ids = set(given["jobs"].split(","))
             rows = [row for row in rows if row.job_id in ids or row.job_id.split("_")[0] in ids]
@@ -314,15 +340,27 @@ class Slurm:
             for row in rows:
                 if row.job_id not in newest or row.submit >= newest[row.job_id].submit:
                     newest[row.job_id] = row
-            rows = list(newest.values())
+            rows = [row for row in newest.values() if row.state != "REQUEUED"]
         return "".join(separator.join(self._column(row, name) for name in columns) + "\n" for row in rows)
+
+    def _array_rows(self) -> list[Row]:
+        """Of arrays, the tasks that have no record of their own."""
+        return [
+            Row(
+                job_id, job.name, job.state, job.submit, None, None, [], (0, 0), job.reason, job.submit_line, 0.0,
+                job.nodes,
+            )
+            for job, job_id in self._grouped(self.jobs.values())
+            if job.array is not None and not job.is_split and job.state == "PENDING"
+        ]  # fmt: skip
 
     def _column(self, row: Row, name: str) -> str:
         end = row.end if row.end is not None and row.end <= self.world.now else None
+        never = "Unknown" if row.end is None else "None"
         values = {
             "JobID": row.job_id, "JobName": row.name, "State": row.state,
             "Reason": row.reason, "Partition": "compute", "NodeList": ",".join(row.nodes) or "None assigned",
-            "NNodes": str(row.nnodes), "Submit": _epoch(row.submit), "Start": _epoch(row.start) or "Unknown",
+            "NNodes": str(row.nnodes), "Submit": _epoch(row.submit), "Start": _epoch(row.start) or never,
             "End": _epoch(end) or "Unknown", "ExitCode": f"{row.exit[0]}:{row.exit[1]}", "SubmitLine": row.submit_line,
             "ElapsedRaw": str(int((end if end is not None else self.world.now) - row.start)) if row.start else "0",
             "User": USER,
@@ -341,63 +379,105 @@ class Slurm:
         if arguments[:2] == ["show", "hostnames"]:
             return "".join(f"{name}\n" for name in arguments[2].split(","))
         if arguments[:2] == ["show", "job"]:
-            if len(arguments) == 2:
-                return "".join(self._format_job(job) for job in self.jobs.values())
-            matching = self._named(arguments[2])
-            if not matching:
+            matching = self._named(arguments[2]) if len(arguments) > 2 else list(self.jobs.values())
+            if not matching and len(arguments) > 2:
                 raise Refused("slurm_load_jobs error: Invalid job id specified")
-            return "".join(self._format_job(job) for job in matching)
+            return "".join(self._format_job(*shown) for shown in self._grouped(matching))
         if arguments[0] in ("hold", "release", "requeue", "requeuehold"):
             for name in arguments[1].split(","):
-                matching = self._named(name)
-                if not matching:
-                    raise Refused("Invalid job id specified")
-                for job in matching:
-                    getattr(self, f"_do_{arguments[0]}")(job)
+                self._change_jobs(arguments[0], name)
             return ""
         if arguments[0] == "update":
             settings = dict(token.partition("=")[::2] for token in arguments[1:])
-            matching = self._named(settings.pop("JobId"))
-            if not matching:
-                raise Refused("slurm_update error: Invalid job id specified")
-            for job in matching:
-                if "ExcNodeList" in settings:
-                    job.exclude = settings["ExcNodeList"] or "(null)"
-                if "TimeLimit" in settings:
-                    job.time_limit_s = _seconds(settings["TimeLimit"])
-                    if job.attempt is not None:
-                        job.attempt.limit = job.attempt.started + job.time_limit_s
-                        self._await_limit(job, job.attempt)
+            if "NodeName" in settings:
+                self._change_node(settings["NodeName"], settings["State"])
+                return ""
+            name = settings.pop("JobId")
+            self._change_each(name, self._named(name), lambda job: self._update(job, settings))
             return ""
         raise Refused(f"scontrol: {arguments} is not simulated")
 
-    def _named(self, name: str) -> list[Job]:
+    def _change_jobs(self, verb: str, name: str) -> None:
+        """What some tasks of an array refuse, the others do."""
+        again = "\nslurm_suspend error: {0}" if verb in ("hold", "release") else ""
+        jobs = self._named(name, splits=verb in ("hold", "release"))
+        if verb.startswith("requeue"):  # the record of all tasks that wait is asked to
+            arrays = {job.array for job in jobs if not job.is_split and job.array is not None}
+            jobs += [job for job in self.jobs.values() if job.array in arrays and not job.is_split and job not in jobs]
+        self._change_each(name, jobs, getattr(self, f"_do_{verb}"), again)
+
+    def _change_each(self, name: str, jobs: list[Job], change: Callable[[Job], None], again: str = "") -> None:
+        if not jobs:
+            text = "Invalid job id specified"
+            raise Refused(f"{text} for job {name}{again.format(text)}")
+        refusals: dict[str, list[int]] = {}
+        for job in jobs:
+            refusals.setdefault(_refusal(change, job), []).append(job.task or 0)
+        if set(refusals) == {"No error"}:
+            return
+        if len(jobs) == 1 or jobs[0].array is None:
+            text = next(text for text in refusals if text != "No error")
+            raise Refused(f"{text} for job {name}{again.format(text)}")
+        array, by_task = jobs[0].array, sorted(refusals.items(), key=lambda item: min(item[1]))
+        raise Refused("\n".join(f"{array}_{','.join(_ranges(tasks))}: {text}" for text, tasks in by_task))
+
+    def _update(self, job: Job, settings: Mapping[str, str]) -> None:
+        if job.has_ended:
+            raise Refused("Job has already finished")
+        if "ExcNodeList" in settings:
+            if job.state != "PENDING":
+                raise Refused("Job is no longer pending execution")
+            job.exclude = settings["ExcNodeList"] or "(null)"
+        if "TimeLimit" in settings:
+            job.time_limit_s = _seconds(settings["TimeLimit"])
+            if job.attempt is not None:
+                job.attempt.limit = job.attempt.started + job.time_limit_s
+                self._await_limit(job, job.attempt)
+            self._schedule_soon()
+
+    def _change_node(self, name: str, state: str) -> None:
+        if state == "DOWN":
+            self.fail_node(name, back_after_s=float("inf"))
+        elif name in self.bad_nodes:
+            self.bad_nodes.discard(name)
+            self._schedule_soon()
+        else:
+            raise Refused("slurm_update error: Invalid node state specified")
+
+    def _named(self, name: str, *, splits: bool = False) -> list[Job]:
         root, _, task = name.partition("_")
         if task:
             tasks = set(array_indices(task.strip("[]").partition("%")[0]))
-            return [job for job in self.jobs.values() if job.array == int(root) and job.task in tasks]
+            named = [job for job in self.jobs.values() if job.array == int(root) and job.task in tasks]
+            for job in named if splits else []:
+                self._split(job)
+            return named
+        if not root.isdigit():
+            return []
         return [job for job in self.jobs.values() if job.root == int(root)]
 
-    def _format_job(self, job: Job) -> str:
-        array = f" ArrayJobId={job.array} ArrayTaskId={job.task}" if job.array is not None else ""
+    def _format_job(self, job: Job, job_id: str) -> str:
+        task = job_id.partition("_")[2].strip("[]")
+        array = f" ArrayJobId={job.array} ArrayTaskId={task}" if job.array is not None else ""
         preempt = f" PreemptEligibleTime={_epoch(job.start)} PreemptTime={_epoch(job.preempt_time) or 'None'}"
+        preempt = preempt if self.settings.preempts else ""
         end = job.end if job.end is not None else None if job.start is None else job.start + job.time_limit_s
         return (
-            f"JobId={job.number}{array} JobName={job.name} UserId={USER}(1000) GroupId=me(1000) "
-            f"JobState={job.shown_state} Reason={job.reason if job.state == 'PENDING' else _reason(job)} "
+            f"JobId={max(job.number, 0) or job.root}{array} JobName={job.name} UserId={USER}(1000) GroupId=me(1000) "
+            f"JobState={job.shown_state} Reason={_reason(job)} "
             f"Dependency=(null) "
             f"Requeue={int(job.requeue)} Restarts={job.restarts} BatchFlag=1 "
             f"ExitCode={job.exit[0]}:{job.exit[1]} RunTime={_clock(self._elapsed(job))} "
             f"TimeLimit={_clock(job.time_limit_s)} SubmitTime={_epoch(job.submit)} "
             f"StartTime={_epoch(job.start) or 'Unknown'} EndTime={_epoch(end) or 'Unknown'}{preempt} Partition=compute "
-            f"NodeList={','.join(job.node_list) or '(null)'} NumNodes={job.nodes} ExcNodeList={job.exclude} "
+            f"NodeList={','.join(job.node_list)} NumNodes={job.nodes} ExcNodeList={job.exclude} "
             f"Command={job.script}\n"
         )
 
     def _scancel(self, argv: list[str], env: dict[str, str]) -> str:
         number = next((token.partition("=")[2] for token in argv if token.startswith("--signal=")), None)
         for name in (token for token in argv if not token.startswith("--")):
-            for job in self._named(name):
+            for job in self._named(name, splits=number is None):
                 if job.has_ended:
                     continue
                 if number is not None:
@@ -418,25 +498,26 @@ class Slurm:
     # --- what users do to jobs
 
     def _do_hold(self, job: Job) -> None:
-        if job.state != "PENDING":
-            raise Refused("Job is no longer pending execution")
+        if job.has_ended or (job.completing and job.state != "PENDING"):
+            raise Refused("Job has already finished")
         job.held, job.reason = True, "JobHeldUser"
 
     def _do_release(self, job: Job) -> None:
+        if job.has_ended:
+            raise Refused("Job has already finished")
         job.held, job.reason = False, "None"
         self._schedule_soon()
 
     def _do_requeue(self, job: Job, *, held: bool = False) -> None:
         if not self.settings.allows_requeue or not job.requeue:
-            raise Refused(f"Requested operation is presently disabled for job {job.id}")
-        if job.state == "PENDING":
-            raise Refused(f"Job is pending execution for job {job.id}")
-        if job.completing and job.attempt is None:
-            raise Refused(f"Job is in transition for job {job.id}")
-        job.held = job.held or held
+            raise Refused("Requested operation is presently disabled")
+        if job.state == "PENDING" or (job.attempt is not None and job.attempt.cause == "REQUEUED"):
+            raise Refused("Job is pending execution")
+        job.held, job.is_requeued_held = job.held or held, held
         if job.attempt is not None:
             self._terminate(job, "REQUEUED")
         else:
+            self._account(job, "REQUEUED", end=job.end, lives=False)
             self._put_back(job)
 
     def _do_requeuehold(self, job: Job) -> None:
@@ -452,7 +533,8 @@ class Slurm:
             self.world.after(5.0, self._schedule)
             return
         busy = {name for job in self.jobs.values() for name in job.node_list if job.attempt is not None}
-        for job in list(self.jobs.values()):
+        blocked_until = float("inf")
+        for job in sorted(self.jobs.values(), key=lambda job: (max(job.number, 0) or job.root, job.task or 0)):
             if job.state != "PENDING" or job.held or job.completing:
                 continue
             if job.begin > self.world.now:
@@ -470,11 +552,36 @@ class Slurm:
                 continue
             excluded = set() if job.exclude == "(null)" else set(job.exclude.split(","))
             free = [n for n in self.names if n not in busy and n not in self.bad_nodes and n not in excluded]
-            if len(free) < job.nodes:
-                job.reason = "Resources"
+            is_late = self.world.now + job.time_limit_s > blocked_until
+            if len(free) < job.nodes or is_late:
+                job.reason = "Resources" if blocked_until == float("inf") else "Priority"
+                if blocked_until == float("inf"):
+                    blocked_until = self._expected_start(job)
                 continue
             busy |= set(free[: job.nodes])
             self._start(job, free[: job.nodes])
+
+    def _expected_start(self, job: Job) -> float:
+        """When the job that waits for nodes has them, by the limits of those that run: others may not delay it."""
+        ends = sorted(
+            float("inf")
+            if name in self.bad_nodes
+            else max((other.attempt.limit for other in self.jobs.values() if other.attempt and name in other.attempt.nodes),
+                default=self.world.now)
+            for name in self.names
+        )  # fmt: skip
+        return ends[min(job.nodes, len(ends)) - 1]
+
+    def _split(self, job: Job) -> None:
+        """A task of an array becomes a job of its own."""
+        if job.array is None or job.is_split:
+            return
+        job.is_split = True
+        del self.jobs[job.number]
+        job.number = job.array
+        if any(one.array == job.array and not one.is_split for one in self.jobs.values()):
+            job.number, self.next_id = self.next_id, self.next_id + 1
+        self.jobs[job.number] = job
 
     def _is_dependency_met(self, job: Job) -> bool | None:
         """None: not yet; False: never."""
@@ -490,6 +597,7 @@ class Slurm:
         now = self.world.now
         job.state, job.reason, job.start, job.end = "RUNNING", "None", now, None
         job.node_list, job.exit, job.preempt_time = nodes, (0, 0), None
+        self._split(job)
         attempt = Attempt(job, job.restarts, nodes, now, now + job.time_limit_s)
         attempt.environ = {
             "SLURM_JOB_ID": str(job.number), "SLURM_JOB_NODELIST": ",".join(nodes),
@@ -546,10 +654,10 @@ class Slurm:
         attempt = job.attempt
         if attempt is None:
             if state == "CANCELLED":
-                job.state, job.end, job.start, job.reason = "CANCELLED", self.world.now, self.world.now, "None"
+                job.state, job.end, job.start = "CANCELLED", self.world.now, self.world.now
                 job.ends.append((self.world.now, state))
                 self.world.log(f"job {job.id} ends: CANCELLED (it waited)")
-                self._account(job, "CANCELLED by 1000", end=self.world.now)
+                self._account(job, f"CANCELLED by {UID}", end=self.world.now)
                 self._forget_later(job)
                 self._schedule_soon()
             return
@@ -582,7 +690,7 @@ class Slurm:
         attempt.ended, attempt.end_state, job.attempt = now, state, None
         job.completing, job.end, job.exit = False, now, exit_
         self.world.log(f"job {job.id} ends: {state} {exit_[0]}:{exit_[1]}")
-        shown = "CANCELLED by 1000" if state == "CANCELLED" else state
+        shown = f"CANCELLED by {UID}" if state == "CANCELLED" else state
         self._account(job, shown, end=now)
         puts_back = state == "REQUEUED" or (
             state in ("PREEMPTED", "NODE_FAIL") and job.requeue and self.settings.allows_requeue
@@ -602,7 +710,8 @@ class Slurm:
         job.start = job.end = None
         job.node_list = []
         if job.held:
-            job.reason = "JobHeldUser"
+            job.reason = "job_requeued_in_held_state" if job.is_requeued_held else "JobHeldUser"
+        self._account(job, "PENDING", end=None)
         self.world.log(f"job {job.id} is in the queue again (restarts {job.restarts})")
         self.world.at(job.begin, self._schedule)
 
@@ -615,15 +724,27 @@ class Slurm:
 
         self.world.after(self.settings.min_job_age_s, forget)
 
-    def _account(self, job: Job, state: str, *, end: float | None) -> None:
+    def _account(self, job: Job, state: str, *, end: float | None, lives: bool = True) -> None:
         kind, lag = self.settings.accounting, self.settings.accounting_lag_s
         if kind == "lossy" and self.world.random.random() < self.settings.loss:
             return
         visible = self.world.now + (lag * self.world.random.random() if kind == "late" else 0.0)
-        last = next((row for row in reversed(self.rows) if row.job_id == job.id and row.submit == job.submit), None)
         start = job.start
+        is_cancelled = job.cancelled_at is not None and job.cancelled_at >= (job.start or 0.0)
+        has_none = state.startswith(("CANCELLED", "PENDING")) or (state == "REQUEUED" and lives and not is_cancelled)
+        exit_ = (0, 0) if has_none else job.exit
+        job_id = job.id
+        if job.array is not None and not job.is_split:
+            members = [one for one in self.jobs.values() if one.array == job.array and not one.is_split]
+            job_id = f"{job.array}_[{_task_text(members)}]"
+            if state == "PENDING":
+                return  # see `_array_rows`
+        if state.startswith("CANCELLED") and not job.node_list and (job.held or job.reason in _NOT_ELIGIBLE):
+            start = None
+        same = (row for row in reversed(self.rows) if row.job_id == job_id and row.submit == job.submit)
+        last = next(same, None)
         row = Row(
-            job.id, job.name, state, job.submit, start, end, list(job.node_list), job.exit,
+            job_id, job.name, state, job.submit, start, end, list(job.node_list), exit_,
             job.reason, job.submit_line, visible, job.nodes,
         )  # fmt: skip
         if last is None or last.visible > self.world.now or visible > self.world.now:
@@ -649,13 +770,14 @@ class Slurm:
                 self.world.after(ghost_s, lambda attempt=attempt: self._kill(attempt))  # type: ignore[misc]
             else:
                 self._kill(attempt)
-            self._ended(job, attempt, attempt.cause if attempt.cause == "CANCELLED" else "NODE_FAIL", (0, 1))
+            self._ended(job, attempt, attempt.cause if attempt.cause == "CANCELLED" else "NODE_FAIL", (0, 0))
 
         def back() -> None:
             self.bad_nodes.discard(name)
             self._schedule_soon()
 
-        self.world.after(back_after_s, back)
+        if back_after_s != float("inf"):
+            self.world.after(back_after_s, back)
 
     def preempt(self) -> None:
         """Preempt the job that runs longest."""
@@ -692,7 +814,16 @@ class Slurm:
         self.world.after(away_s, back)
 
 
+_NOT_ELIGIBLE = ("BeginTime", "Dependency", "JobHeldUser", "DependencyNeverSatisfied")
+
+
 def _reason(job: Job) -> str:
+    if (
+        job.state == "PENDING"
+        or (job.state == "CANCELLED" and not job.node_list)
+        or (job.held and job.attempt is not None)
+    ):
+        return job.reason
     return {"TIMEOUT": "TimeLimit", "NODE_FAIL": "NodeDown", "FAILED": "NonZeroExitCode"}.get(job.state, "None")
 
 
@@ -705,6 +836,18 @@ def _clock(seconds: float) -> str:
     days, rest = divmod(total, 86400)
     text = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
     return f"{days}-{text}" if days else text
+
+
+def _short_clock(seconds: float) -> str:
+    """As squeue prints a limit: without hours where there are none."""
+    text = _clock(seconds)
+    text = text[3:] if text.startswith("00:") else text
+    return text.removeprefix("0")
+
+
+def _task_text(members: list[Job]) -> str:
+    throttle = f"%{members[0].throttle}" if members[0].throttle else ""
+    return ",".join(_ranges([job.task or 0 for job in members])) + throttle
 
 
 def _seconds(text: str) -> float:
