@@ -25,10 +25,10 @@ def compare(seeds: str, *, limit_s: int) -> str:
 
 @pytest.mark.timeout(600)
 def test_random_commands_have_the_same_answers_on_a_real_and_on_the_simulated_slurm(machine: None) -> None:
-    assert " kinds of event" in compare("0-199", limit_s=50)
+    assert " kinds of event" in compare("0-199", limit_s=35)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_hundreds_of_random_commands_have_the_same_answers_on_both(machine: None) -> None:
-    assert "300 sequences" in compare("1000-1299", limit_s=5000)
+    assert "300 sequences" in compare("1000-1299", limit_s=3500)

@@ -3,11 +3,13 @@
 python tests/simulation/conformance.py --seeds 0-199       as root, where a sandbox can be (tools/elsewhere)
 
 A sequence has jobs that wait until they are told to end. After each command both clusters come to rest; then squeue,
-sacct and scontrol are asked as hpcjobs asks them. A line is one command's answer, or one row of these. Left out: times by value,
-sacct's rows of jobs that wait and its reasons, what a cancelled job last waited for, whether a job waits for nodes or
-behind another one (the scheduler's two passes differ), and exit codes of requeued starts. Each lane of the
+sacct and scontrol are asked as hpcjobs asks them. A line is one command's answer, or one row of these. Each lane of the
 sandbox is a partition of two nodes, so that sequences run beside each other. The real one has twelve seconds to show
 what the simulated one shows.
+
+Left out: times by value, sacct's rows of jobs that wait and its reasons, what a cancelled job last waited for, whether
+a job waits for nodes or behind another one (the scheduler's two passes differ), which of several free nodes it gets, and exit codes of starts
+that were requeued.
 """
 
 from __future__ import annotations
@@ -34,14 +36,16 @@ from slurm import Attempt, Settings, Slurm
 from world import World
 
 from hpcjobs import sandbox as sandboxes
+from hpcjobs import slurm_commands
 from hpcjobs.processes.start import Result
+from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.sandbox import Sandbox, Shape
 from hpcjobs.scheduler.slurm.parse import ACCOUNTED, QUEUED
-from hpcjobs.scheduler.slurm.table import QUESTION, SHOW_JOB
 
 LANES, NODES = 6, 2
 PATIENCE_S = float(os.environ.get("PATIENCE_S", "12"))
 KILL_WAIT_S = 5.0
+QUESTION = slurm_commands.question_env(None)
 SCRIPT = """#!/bin/bash
 [ -z "$IGNORES_TERM" ] || trap '' TERM
 end={folder}/$SLURM_JOB_NAME${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}.end
@@ -290,8 +294,7 @@ class Player:
         """Rows of the tables that hpcjobs reads, by table and job."""
         cluster, rows = self.clusters[side], dict[str, str]()
         roots = {job.roots[side] for job in self.jobs}
-        ids = ",".join(sorted(roots))
-        out = cluster.run(*QUEUED.squeue("--states=all", f"--partition={cluster.partition}")).out
+        out = cluster.run(*slurm_commands.list_queue(*QUEUED, states=("all",), partition=cluster.partition)).out
         for row in QUEUED.rows(out):
             if row.raw("JobID").partition("_")[0] not in roots:
                 continue  # of an earlier sequence
@@ -299,11 +302,11 @@ class Player:
             start = "" if state == "PENDING" else _moment(row.raw("Start"))
             command = os.path.basename(row.raw("Command"))
             reason = "" if state == "CANCELLED" else row.raw("Reason")  # what it last waited for
-            values = (row.raw("JobName"), state, reason, row.raw("NodeList"), row.raw("NNodes"),
+            values = (row.raw("JobName"), state, reason, _count_nodes(row.raw("NodeList")), row.raw("NNodes"),
                       _moment(row.raw("Submit")), start, row.raw("TimeLimit"), command)  # fmt: skip
             rows[self._key("squeue", row.raw("JobID"), side, rows)] = self.normal("|".join(values), side)
-        for name, options in (("sacct", ("--allocations",)), ("sacct-D", ("--allocations", "--duplicates"))):
-            out = cluster.run(*ACCOUNTED.sacct(*options, f"--jobs={ids}")).out
+        for name, attempts in (("sacct", False), ("sacct-D", True)):
+            out = cluster.run(*slurm_commands.list_accounted(*ACCOUNTED, jobs=sorted(roots), attempts=attempts)).out
             for row in ACCOUNTED.rows(out):
                 if row.raw("State") == "PENDING":
                     continue  # later than the queue by any time; hpcjobs reads the ends
@@ -311,15 +314,17 @@ class Player:
                 # A requeue and the end of the batch script come in any order.
                 ending = "" if never_ran or row.raw("State") == "REQUEUED" else row.raw("ExitCode")
                 start = "" if never_ran else _moment(row.raw("Start"))
-                values = (row.raw("JobName"), row.raw("State"), row.raw("NodeList"), row.raw("NNodes"),
+                values = (row.raw("JobName"), row.raw("State"), _count_nodes(row.raw("NodeList")), row.raw("NNodes"),
                           _moment(row.raw("Submit")), start, _moment(row.raw("End")), ending)  # fmt: skip
                 rows[self._key(name, row.raw("JobID"), side, rows)] = self.normal("|".join(values), side)
-        out = cluster.run(*SHOW_JOB, shown.roots[side]).out
+        out = cluster.run(*slurm_commands.show_job(shown.roots[side])).out
         for line in out.splitlines():
             pairs = dict(reversed(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", line)))
             if pairs.get("JobState") == "CANCELLED":
                 pairs["Reason"] = ""
             pairs["NumNodes"] = pairs.get("NumNodes", "").partition("-")[0]
+            has_choice = pairs.get("ExcNodeList", "(null)") == "(null)"
+            pairs["NodeList"] = _count_nodes(pairs.get("NodeList", "")) if has_choice else pairs["NodeList"]
             values = tuple(f"{name}={pairs.get(name, '')}" for name in SHOWN)
             times = tuple(f"{name}={_moment(pairs.get(name, ''))}" for name in TIMES)
             if pairs.get("JobState") == "PENDING":
@@ -337,6 +342,11 @@ class Player:
         while key in rows:
             key += "+"
         return key
+
+
+def _count_nodes(text: str) -> str:
+    """Which of several free nodes a job gets is not compared; scontrol's names are where the job excludes one."""
+    return text if text in ("", "None assigned") else f"{len(hosts_of(text))} nodes"
 
 
 def _moment(text: str) -> str:

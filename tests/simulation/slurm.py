@@ -563,14 +563,10 @@ class Slurm:
 
     def _expected_start(self, job: Job) -> float:
         """When the job that waits for nodes has them, by the limits of those that run: others may not delay it."""
-        ends = sorted(
-            float("inf")
-            if name in self.bad_nodes
-            else max((other.attempt.limit for other in self.jobs.values() if other.attempt and name in other.attempt.nodes),
-                default=self.world.now)
-            for name in self.names
-        )  # fmt: skip
-        return ends[min(job.nodes, len(ends)) - 1]
+        ends = {name: float("inf") if name in self.bad_nodes else self.world.now for name in self.names}
+        for attempt in (other.attempt for other in self.jobs.values() if other.attempt is not None):
+            ends |= {name: max(ends[name], attempt.limit) for name in attempt.nodes}
+        return sorted(ends.values())[min(job.nodes, len(ends)) - 1]
 
     def _split(self, job: Job) -> None:
         """A task of an array becomes a job of its own."""
