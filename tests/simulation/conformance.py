@@ -8,8 +8,8 @@ sandbox is a partition of two nodes, so that sequences run beside each other. Th
 what the simulated one shows.
 
 Left out: times by value, sacct's rows of jobs that wait and its reasons, what a cancelled job last waited for, whether
-a job waits for nodes or behind another one (the scheduler's two passes differ), which of several free nodes it gets, and exit codes of starts
-that were requeued.
+a job waits for nodes or behind another one (the scheduler's two passes differ), which of several free nodes it gets,
+and exit codes of starts that were requeued.
 """
 
 from __future__ import annotations
