@@ -80,6 +80,7 @@ def read_manifest(run_dir: Path) -> Manifest[dict[str, Any]]:
     manifest: Manifest[dict[str, Any]] = read_json(run_dir / MANIFEST, Manifest)
     if not isinstance(manifest.job, dict):
         raise ValueError("job is no object")
+    convert(manifest.job, RequestedJob)  # raises here, where every reader expects it, and not when a field is used
     return manifest
 
 

@@ -208,3 +208,24 @@ def test_impossible_values_in_a_strange_folder_stop_no_verb(
     assert answer.code != 70, answer
     if (verb, name) != ("logs", "state.json"):  # which it need not read
         assert f"{hostile.folder / name} cannot be used" in answer.err
+
+
+@pytest.mark.parametrize("verb", ["show", "show --json", "why", "logs", "monitor", "wait --timeout 0", "archive"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("container", ["a"]),
+        ("argv", 3),
+        ("resources", []),
+        ("sources", {"nodes": 1}),
+        ("nodes", "many"),
+        ("python", {}),
+    ],
+)
+def test_a_job_of_wrong_types_in_a_strange_folder_stops_no_verb(
+    hostile: Hostile, verb: str, field: str, value: object
+) -> None:
+    hostile.edit("manifest.json", {field: value}, within="job")
+    answer = within(*verb.split(), str(hostile.folder))
+    assert answer.code != 70, answer
+    assert hostile.obeyed() == []
