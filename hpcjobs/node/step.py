@@ -2,12 +2,10 @@
 
 import os
 import re
-import signal
 import stat
 from typing import Callable, Dict, List, Optional
 
 from hpcjobs import gpu_errors
-from hpcjobs.processes import tree
 from hpcjobs.record.control import REQUEUE_CODE
 
 ENDED_GRACE_S = 30.0
@@ -76,11 +74,6 @@ def rank_processes(job_id: str) -> List[int]:
         ):
             pids.append(pid)
     return pids
-
-
-def end_launcher(pid: int, number: int = signal.SIGTERM) -> None:
-    """Signal the launchers that the script of process ``pid`` waits for."""
-    tree.send(tree.children(pid), number)
 
 
 _LAUNCH_FAILED = re.compile(rb"^srun: error: Task launch for \S+ failed on node ([\w.-]+):", re.MULTILINE)

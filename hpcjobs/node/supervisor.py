@@ -150,7 +150,7 @@ class Supervisor:
             self._next_launcher_signal = (signal.SIGTERM, time.monotonic())
         number, when = self._next_launcher_signal
         if time.monotonic() >= when:
-            step.end_launcher(self.script.pid, number)
+            tree.send(tree.children(self.script.pid), number)
             self._next_launcher_signal = (signal.SIGKILL, time.monotonic() + SAVE_GRACE_S / 3)
 
     def _end_orphans(self) -> None:

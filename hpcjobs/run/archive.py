@@ -79,6 +79,7 @@ def archive(entry: Entry, path: Path | None = None, *, connect: Connect = connec
         raise RequestError(f"{target} exists already", hint="--output names another file")
     if run_dir.resolve() in target.absolute().resolve().parents:
         raise RequestError(f"{target} would lie in the run folder itself", hint="--output names another place")
+    mode = {".gz": "w:gz", ".tgz": "w:gz", ".xz": "w:xz"}.get(target.suffix, "w")
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     about = {
         "schema": 1, "hpcjobs": __version__, "created": time.time(), "entry": entry, "records": known.records,
@@ -87,17 +88,13 @@ def archive(entry: Entry, path: Path | None = None, *, connect: Connect = connec
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # as private as the run folder
         with os.fdopen(descriptor, "wb") as file:
-            count = _write(file, run_dir, msgspec.json.format(msgspec.json.encode(about), indent=2), _mode(target))
+            count = _write(file, run_dir, msgspec.json.format(msgspec.json.encode(about), indent=2), mode)
         os.replace(partial, target)
     except OSError as error:
         raise RequestError(f"{error.filename or target}: {reason_of(error)}: no archive was written") from error
     finally:
         partial.unlink(missing_ok=True)
     return Archive(target, count, target.stat().st_size)
-
-
-def _mode(target: Path) -> str:
-    return {".gz": "w:gz", ".tgz": "w:gz", ".xz": "w:xz"}.get(target.suffix, "w")
 
 
 def _write(file: IO[bytes], run_dir: Path, about: bytes, mode: str) -> int:

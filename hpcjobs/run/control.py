@@ -59,12 +59,9 @@ def cancel(entries: Iterable[Entry], *, only: Collection[State] = (), connect: C
         if ids:
             connect(kind, conf or None).cancel(ids)
             outcome.cancelled.extend(ids)
-            _record_ends([known.entry for known in alive if _waits(known)], connect)
+            waiting = [known.entry for known in alive if all(r.state is State.PENDING for r in known.records)]
+            _record_ends(waiting, connect)
     return outcome
-
-
-def _waits(known: Known) -> bool:
-    return all(record.state is State.PENDING for record in known.records)
 
 
 def _record_ends(entries: list[Entry], connect: Connect) -> None:
@@ -177,16 +174,13 @@ def _by_cluster(
         known = [job for job in known if any(record.state in only for record in job.records)]
     if missing := [job.entry.job_id for job in known if all(r.state is State.UNKNOWN for r in job.records)]:
         raise UnknownJobError(f"{verb}: the scheduler does not know job {', '.join(missing)}")
-    if verb != "requeue" and (over := [_describe_end(job) for job in known if all(r.state.ended for r in job.records)]):
-        raise RequestError(f"{verb}: {'; '.join(over)}")
+    if verb != "requeue" and (over := [job for job in known if all(r.state.ended for r in job.records)]):
+        ends = (f"job {job.entry.job_id} has ended: {job.records[0].state.value}" for job in over)
+        raise RequestError(f"{verb}: {'; '.join(ends)}")
     return [
         (connect(kind, conf or None), list(group))
         for (kind, conf), group in groupby(known, key=lambda job: _where(job.entry))
     ]
-
-
-def _describe_end(job: Known) -> str:
-    return f"job {job.entry.job_id} has ended: {job.records[0].state.value}"
 
 
 _TIMES = (KEYS["time"], KEYS["time_min"])

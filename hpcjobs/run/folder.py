@@ -268,7 +268,8 @@ def copy_code(source: Path, target: Path, *, leave_out: Path) -> None:
     Raises:
         RequestError: over 512 MiB; data does not belong in a snapshot.
     """
-    if _is_snapshot(source):  # it has been chosen already, and git ignores run folders
+    # The copy in a run folder is complete already, and git ignores run folders.
+    if source.name == "code" and (source.parent / MANIFEST).is_file():
         files = list(_walk(source))
     else:
         files = [path for path in code_files(source) if not (source / path).is_relative_to(leave_out)]
@@ -293,11 +294,6 @@ def _copy(source: Path, path: Path, target: Path) -> None:
             (target / path).symlink_to(leads_to)
             return
     shutil.copy2(link, target / path, follow_symlinks=False)
-
-
-def _is_snapshot(source: Path) -> bool:
-    """Whether this is the copy of the code in a run folder."""
-    return source.name == "code" and (source.parent / MANIFEST).is_file()
 
 
 def code_files(source: Path) -> list[Path]:

@@ -207,7 +207,7 @@ def existing_paths(entry: Entry) -> list[Path]:
     if entry.is_foreign:
         return [path for path in log_files(entry) if path.exists()]
     folder = log_path(Path(entry.run_dir), entry.name, entry.job_id).parent
-    names = set(os.listdir(folder)) if folder.is_dir() else set()
+    names = set(os.listdir(folder)) if os.path.isdir(folder) else set()
     prefix = file_name(entry.name)
     return [folder / name for job_id in own_ids(entry) if (name := f"{prefix}_{job_id}.out") in names]
 

@@ -22,7 +22,7 @@ from hpcjobs.record import manifest as manifest_file
 from hpcjobs.record.manifest import Manifest
 from hpcjobs.record.names import MANIFEST, SUMMARY
 from hpcjobs.record.summary import flatten, read_summary
-from hpcjobs.run.folder import CodeState, code_state, output_dir
+from hpcjobs.run.folder import code_state, output_dir
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import own_ids, read_usable
 from hpcjobs.run.select import is_own
@@ -164,7 +164,7 @@ def _changed_code(manifest: Manifest[Job], run_dir: Path) -> str | None:
         return None
     if recorded.commit != now.commit:
         return f"the code has changed since: commit {_short(recorded.commit)} then, {_short(now.commit)} now"
-    if read_patch(run_dir) != _patch(now):
+    if read_patch(run_dir) != (now.patch if now.dirty else ""):
         return f"the code has changed since: it differs from commit {_short(now.commit)} otherwise than then"
     return None
 
@@ -175,10 +175,6 @@ def read_patch(run_dir: Path) -> str:
         return read_regular(run_dir / "code.patch").decode("utf-8", "surrogateescape")
     except FileNotFoundError:
         return ""
-
-
-def _patch(code: CodeState) -> str:
-    return code.patch if code.dirty else ""
 
 
 def _short(commit: str | None) -> str:

@@ -324,11 +324,7 @@ def _excluding_end(kind: str, known: Known) -> str | None:
 def _ids(text: str, site: str | None) -> list[str]:
     entries = select([text], site=site)
     require_reachable(entries)
-    return [_current(entry) for entry in entries]
-
-
-def _current(entry: Entry) -> str:
-    return current_id(entry) if entry.task is None else own_ids(entry)[0]
+    return [current_id(entry) if entry.task is None else own_ids(entry)[0] for entry in entries]
 
 
 def _minutes(text: str, delay: str) -> int:

@@ -126,15 +126,13 @@ class Watch:
         return all(_over(record) for _, records in known for record in records)
 
     def _due(self) -> list[Entry]:
-        """Whom to ask about at this look: local jobs always (a few file reads), the others once a minute."""
-        due = self._clock() - self._last_query >= (FOREIGN_S if self._is_foreign() else QUEUE_S)
+        """Jobs to query now: local jobs always (a few file reads), the others once a minute."""
+        # Only the scheduler knows the end of a job that was submitted by other means.
+        is_foreign = any(entry.is_foreign for entry in self._waiting.values())
+        due = self._clock() - self._last_query >= (FOREIGN_S if is_foreign else QUEUE_S)
         self._last_query = self._clock() if due else self._last_query
         waiting = {id(entry) for entry in (*self._waiting.values(), *self._to_confirm.values())}
         return [e for e in self._entries if id(e) in waiting and (due or not e.kind.has_nodes)]
-
-    def _is_foreign(self) -> bool:
-        """Whether only the scheduler knows the end of an awaited job."""
-        return any(entry.is_foreign for entry in self._waiting.values())
 
     def _note(self, records: list[JobRecord]) -> None:
         certain = [record for record in records if not _is_unconfirmed(record)]
