@@ -21,11 +21,12 @@ from hpcjobs.jobstats.filters import JobFilter
 from hpcjobs.jobstats.sacct import AccountingQuery, Sacct
 from hpcjobs.jobstats.usage import add_goodput, add_gpu_usage, add_running_usage
 from hpcjobs.processes.programs import run
+from hpcjobs.record.manifest import RequestedJob, read_manifest
 from hpcjobs.record.names import MANIFEST
 from hpcjobs.run import index
 from hpcjobs.run.identity import is_ours
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import own_records, read_json
+from hpcjobs.run.job_files import own_records, read_usable
 from hpcjobs.run.status import parent_id, statuses
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.connect import connect
@@ -62,26 +63,15 @@ class _RequestedResources(msgspec.Struct):
     time: str | None = None
 
 
-class _RequestedJob(msgspec.Struct):
-    nodes: int
-    ntasks_per_node: int
-    resources: _RequestedResources
-
-
-class _RequestManifest(msgspec.Struct):
-    job: _RequestedJob
-    user: str | None = None
-
-
 def read_request(run_dir: Path) -> ResourceRequest:
     """Read the request from the manifest of ``run_dir``; empty without a manifest."""
-    manifest = read_json(run_dir / MANIFEST, _RequestManifest)
-    if manifest is None:
+    request = read_usable(run_dir / MANIFEST, lambda: _read_request(run_dir))
+    if request is None:
         return ResourceRequest()
-    job, resources = manifest.job, manifest.job.resources
+    user, job, resources = request
     nodes, tasks = job.nodes, job.nodes * job.ntasks_per_node
     return ResourceRequest(
-        user=manifest.user,
+        user=user,
         partition=resources.partition,
         account=resources.account,
         qos=resources.qos,
@@ -92,6 +82,11 @@ def read_request(run_dir: Path) -> ResourceRequest:
         mem_bytes=nodes * memory_bytes(resources.mem) or None if resources.mem else None,
         time_limit_s=time_limit_s(resources.time),
     )
+
+
+def _read_request(run_dir: Path) -> tuple[str, RequestedJob, _RequestedResources]:
+    manifest = read_manifest(run_dir)
+    return manifest.user, manifest.request, msgspec.convert(manifest.request.resources, _RequestedResources)
 
 
 def to_frame(records: Iterable[tuple[JobRecord, Entry | None]], site: Site) -> pl.DataFrame:

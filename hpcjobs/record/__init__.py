@@ -3,7 +3,7 @@
 | file | module | owner | rule of order |
 |---|---|---|---|
 | ``manifest.json`` | `manifest` | the submitter, before the job is handed over | replaced in one step; never changed |
-| ``submitted.json`` | `hpcjobs.run.index` | the submitter, once accepted | replaced in one step |
+| ``submitted.json`` | `hpcjobs.run.job_files` | the submitter, once accepted | replaced in one step |
 | ``size.json`` | `hpcjobs.scaling.size_answer` | the submitter, with ``auto`` | replaced in one step; never changed |
 | ``state.json`` | `state` | the job script or ``node.pyz`` | replaced in one step |
 | ``first_failure`` | `state` | the first rank that fails | first writer wins; removed at a new start |

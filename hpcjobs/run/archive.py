@@ -22,11 +22,10 @@ from msgspec.structs import replace
 from hpcjobs import __version__
 from hpcjobs.errors import HpcJobsWarning, RequestError, reason_of
 from hpcjobs.files import file_name
-from hpcjobs.record.names import SUBMITTED
 from hpcjobs.run import index
 from hpcjobs.run.identity import is_reachable, user_name
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import may_be_requeued, read_accounting, read_json, read_request
+from hpcjobs.run.job_files import may_be_requeued, read_accounting, read_request, read_submitted
 from hpcjobs.run.listing import FORGOTTEN_S
 from hpcjobs.run.select import entries_of
 from hpcjobs.run.status import Connect, statuses
@@ -221,7 +220,7 @@ def _folders_in_use(entries: Iterable[Entry], connect: Connect) -> list[Path]:
 
 def _is_run_folder(entry: Entry) -> bool:
     """Whether the folder's own record names this job: only such folders are removed."""
-    own = read_json(Path(entry.run_dir) / SUBMITTED, Entry)
+    own = read_submitted(Path(entry.run_dir))
     of_sweep = Path(entry.run_dir).parent.parent / "sweep.json"  # its results need the folder
     is_its_own = own is not None and own.job_id == entry.job_id and not os.path.islink(entry.run_dir)
     return is_its_own and not of_sweep.exists()

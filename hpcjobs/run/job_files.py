@@ -19,7 +19,7 @@ from hpcjobs.job.array import array_indices, task_ids
 from hpcjobs.record.attempts import Attempt, read_history
 from hpcjobs.record.control import Continuation, ControlDir
 from hpcjobs.record.manifest import RequestedJob, read_manifest
-from hpcjobs.record.names import ACCOUNTING, ATTEMPTS, MANIFEST, STATE
+from hpcjobs.record.names import ACCOUNTING, ATTEMPTS, MANIFEST, STATE, SUBMITTED
 from hpcjobs.record.state import StateFile, read_state_file
 from hpcjobs.run.folder import task_dir
 from hpcjobs.run.index import Entry
@@ -46,6 +46,16 @@ def read_usable(path: Path, read: Callable[[], T]) -> T | None:
         reason = str(error)
     warnings.warn(f"{path} cannot be used: {reason}", HpcJobsWarning, stacklevel=3)
     return None
+
+
+def read_submitted(run_dir: Path) -> Entry | None:
+    """``submitted.json``: the job of a run folder; None without the file or, with a warning, if it is damaged."""
+    return read_json(run_dir / SUBMITTED, Entry)
+
+
+def write_submitted(run_dir: Path, entry: Entry) -> None:
+    """Write ``submitted.json``. Raises OSError."""
+    write_beside(run_dir / SUBMITTED, msgspec.json.encode(entry))
 
 
 def read_request(entry: Entry) -> RequestedJob | None:

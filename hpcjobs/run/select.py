@@ -15,7 +15,7 @@ from hpcjobs.record.names import SUBMITTED
 from hpcjobs.run import index
 from hpcjobs.run.identity import SCRIPT, is_reachable, require_reachable, user_name
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import current_id, own_ids, read_json
+from hpcjobs.run.job_files import current_id, own_ids, read_submitted
 from hpcjobs.run.status import Known, statuses
 from hpcjobs.run.submission import read_index
 from hpcjobs.scheduler.base import JobRecord, State
@@ -175,7 +175,7 @@ def _by_folder(folder: Path) -> Entry:
     known = next((entry for entry in alike if os.path.realpath(entry.run_dir) == real), None)
     if known is not None:
         return known
-    entry = read_json(folder / SUBMITTED, Entry)
+    entry = read_submitted(folder)
     if entry is None:
         raise UnknownJobError(f"{folder} is no run folder of a submitted job (no {SUBMITTED})")
     try:

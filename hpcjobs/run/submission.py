@@ -29,11 +29,11 @@ from hpcjobs.files import read_regular, state_dir, write_beside
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.processes.tree import start_ticks
 from hpcjobs.record.manifest import read_manifest
-from hpcjobs.record.names import JOB_SCRIPT, SUBMITTED
+from hpcjobs.record.names import JOB_SCRIPT
 from hpcjobs.run import index
 from hpcjobs.run.identity import is_cluster_reachable, own_cluster, user_name
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import read_json
+from hpcjobs.run.job_files import read_submitted, write_submitted
 from hpcjobs.scheduler.base import JobQueue, Submitted
 from hpcjobs.scheduler.connect import connect
 
@@ -146,7 +146,7 @@ def remember(plan: Plan, taken: Submitted, *, submitted: float | None = None) ->
         user=user_name(),
     )
     try:
-        write_beside(plan.run_dir / SUBMITTED, msgspec.json.encode(entry))
+        write_submitted(plan.run_dir, entry)
     except OSError as error:
         _warn(entry, f"in its run folder {plan.run_dir}", error)
     try:
@@ -190,7 +190,7 @@ def adopt_job(run_dir: Path, scheduler: JobQueue) -> Entry | None:
     Raises:
         SchedulerError: it does not answer, so there may be one.
     """
-    entry = read_json(run_dir / SUBMITTED, Entry)
+    entry = read_submitted(run_dir)
     if entry is not None and os.path.realpath(entry.run_dir) == os.path.realpath(run_dir):
         if all((known.run_dir, known.job_id) != (entry.run_dir, entry.job_id) for known in index.entries()):
             with suppress(OSError):  # the next command tries again
