@@ -78,7 +78,7 @@ GROUPS = {
         "completion": ("completion", "Print the completion script of bash, zsh or fish."),
     },
 }
-"""Verb -> its module and its line of help, by the groups in which the help lists them."""
+"""Verb -> its module and its line of help, grouped as in the help."""
 
 VERBS = {verb: row for group in GROUPS.values() for verb, row in group.items()}
 
@@ -98,7 +98,7 @@ _OTHER_NAMES = {
     "retry": "rerun",
     "clean": "prune",
 }
-"""Verbs of Slurm and of other tools -> ours: what is spelled alike may do something else."""
+"""Verbs of Slurm and of other tools -> ours, also if the spelling is unlike."""
 
 
 class _LazyGroup(TyperGroup):
@@ -208,7 +208,7 @@ def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def _collect_rarely() -> None:
-    """Have the garbage collector leave alone what a command imports, which is no garbage, also as the process ends.
+    """Exclude imported modules from garbage collection, also at the end of the process.
 
     Without this ``--help``, ``sites`` and ``ps`` take 1.2 to 1.3 times the CPU time.
     """
@@ -217,7 +217,7 @@ def _collect_rarely() -> None:
 
 
 def main() -> None:
-    """Run the command line; what it prints of others' text is printable."""
+    """Run the command line; text of others is printed in printable form."""
     _collect_rarely()
     _use_utf8()
     with printable_streams():
@@ -238,7 +238,7 @@ def _main() -> None:
 
         prepare()
     warnings.showwarning = _print_warning
-    output = raw(sys.stdout)  # Typer puts another in its place once the reader is gone
+    output = raw(sys.stdout)  # Typer replaces the stream once the reader is gone
     try:
         try:
             app(prog_name="hpcjobs")
@@ -273,13 +273,13 @@ def _main() -> None:
 
 
 def _drop(output: TextIO) -> None:
-    """Forget what could not be written: the interpreter would try again at its end, and print errors of its own."""
+    """Discard output that cannot be written: the interpreter would try again at its end, and print its own errors."""
     if isinstance(output, TextIOWrapper):
         os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
 
 
 def _use_utf8() -> None:
-    """Take names and texts as UTF-8 in every locale, as the files of jobs are; what cannot be printed is escaped."""
+    """Use UTF-8 in every locale, like the files of jobs; characters that cannot be printed are escaped."""
     if sys.getfilesystemencoding() != "utf-8":
         arguments = (sys.executable, "-X", "utf8", *sys.orig_argv[1:])
         from hpcjobs.processes.start import become

@@ -19,7 +19,7 @@ class CommandLineError(typer.BadParameter):
 
 
 class VerbGroup(TyperGroup):
-    """A group whose help shows each verb's first sentence in full, and whose errors name the verb that was meant."""
+    """A group that shows each verb's first sentence in full, and names the likely verb for a mistyped one."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
@@ -40,7 +40,7 @@ class VerbGroup(TyperGroup):
 BARE = "true"
 """Value of an option that may have one behind ``=`` and was typed without."""
 _TAKE_OPTIONS = ("-o", "--sbatch", "--srun")
-"""Options whose values may be options of other programs: ``--srun --hint=nomultithread``."""
+"""Options that take options of other programs as values: ``--srun --hint=nomultithread``."""
 
 
 class _TypedOption(NamedTuple):
@@ -51,7 +51,7 @@ class _TypedOption(NamedTuple):
 
 
 def fill_bare_options(context: Any, args: Sequence[str]) -> list[str]:
-    """``args`` in which each option whose value may be left out has one; what follows a program is left alone."""
+    """Return ``args`` with a value for each option that has an optional one; the program's arguments stay unchanged."""
     arguments = list(args)
     for option in _options(context, args):
         if option.takes_next is None:
@@ -63,7 +63,7 @@ def fill_bare_options(context: Any, args: Sequence[str]) -> list[str]:
 def refuse_options_as_values(command: Any) -> None:
     """Have ``command``, and the commands of a group, refuse an option in the place of another option's value.
 
-    ``--account=--dry-run`` is taken: nobody types that by accident.
+    ``--account=--dry-run`` is accepted: this is no slip.
     """
     for inner in getattr(command, "commands", {}).values():
         refuse_options_as_values(inner)
@@ -78,7 +78,7 @@ def refuse_options_as_values(command: Any) -> None:
 
 
 def check_values(context: Any, args: Sequence[str]) -> None:
-    """End with a usage error where the value of an option is missing and the next option stands in its place."""
+    """End with a usage error if the next option follows directly on an option that needs a value."""
     params = {name: param for param in _params(context) for name in (*param.opts, *param.secondary_opts)}
     for position, name in _options(context, args):
         if name is None or position + 1 == len(args):
@@ -101,7 +101,7 @@ def _params(context: Any) -> list[Any]:
 
 
 def _options(context: Any, args: Sequence[str]) -> Iterator[_TypedOption]:
-    """The options that have a value, up to the program or verb whose arguments follow."""
+    """Yield the options with values, up to the program or verb that has arguments of its own."""
     names = {name for param in _params(context) if not param.is_flag and not param.count for name in param.opts}
     bare = {name for param in _params(context) if (param.metavar or "").startswith("[=") for name in param.opts}
     position = 0

@@ -49,7 +49,7 @@ def _without_equals(arguments: Sequence[str], at: int) -> tuple[list[str], int]:
 
 
 def script_for(shell: str) -> str:
-    """The lines by which ``shell`` completes hpcjobs."""
+    """Return the completion script of ``shell``."""
     from typer.completion import get_completion_script  # type: ignore[attr-defined]  # likewise
 
     script: str = get_completion_script(prog_name="hpcjobs", complete_var=VARIABLE, shell=shell)
@@ -104,7 +104,7 @@ def complete_partitions(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_qos(ctx: typer.Context, incomplete: str) -> list[str]:
-    """QOS that the site's file names; else those of the user's associations."""
+    """Complete QOS: from the site's file, or from the user's associations."""
     site = _site(ctx)
     if site is None:
         return []
@@ -112,7 +112,7 @@ def complete_qos(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_accounts(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Accounts that the site's file names; else those of the user's associations."""
+    """Complete accounts: from the site's file, or from the user's associations."""
     site = _site(ctx)
     if site is None:
         return []
@@ -163,7 +163,7 @@ def complete_jobs(incomplete: str) -> list[str]:
 
 
 def complete_settings(incomplete: str) -> list[str]:
-    """What ``hpcjobs update JOB NAME=VALUE`` can change."""
+    """Complete the settings that ``hpcjobs update JOB NAME=VALUE`` can change."""
     from hpcjobs.site.resources import FIELDS
 
     return _filter_by_prefix(incomplete, [f"{option.name}=" for option in FIELDS.values()])
@@ -198,7 +198,7 @@ OF_FIELDS: dict[str, Callable[..., list[str]]] = {
     "container": complete_images,
     "template": complete_templates,
 }
-"""Field of `JobSpec` or `Resources` -> what completes its option."""
+"""Field of `JobSpec` or `Resources` -> completion of its option."""
 
 
 def complete_shells(incomplete: str) -> list[str]:
@@ -219,7 +219,7 @@ def _site(ctx: typer.Context) -> Site | None:
     try:
         name = ctx.params.get("site") or find_default_site()
         return None if name is None else read_site(find_file(name))
-    except HpcJobsError:  # it has nothing to offer
+    except HpcJobsError:  # no file, no values
         return None
 
 

@@ -140,7 +140,7 @@ def check(
 
 @contextmanager
 def _build_bar(name: str, before: ImageManifest | None) -> Iterator[Callable[[str], None]]:
-    """A function that prints a step of the build, above a bar whose length is the time that the last build took."""
+    """Return a function that prints a step of the build above a bar, scaled by the time of the previous build."""
     from hpcjobs.cli.progress import ProgressBars
 
     began = time.monotonic()

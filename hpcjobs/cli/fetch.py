@@ -34,7 +34,7 @@ def intercept(command: Any, verb: str) -> None:
     run = command.invoke
 
     def invoke(context: Any) -> Any:
-        if context._protected_args or verb == "fetch":  # a group, whose command is intercepted itself
+        if context._protected_args or verb == "fetch":  # the command of a group is intercepted later
             return run(context)
         site = context.params.get("site")
         target = find_target(context.find_root().params.get("remote"), site, verb=verb)

@@ -111,7 +111,7 @@ def logs(
 
 
 def _check(*, stderr: bool, timestamps: bool, follow: bool) -> None:
-    """Refuse what a log cannot tell."""
+    """Refuse options that a log cannot answer."""
     from hpcjobs.errors import RequestError
 
     if stderr:
@@ -156,7 +156,7 @@ def _selection(
 
 
 _RANK = re.compile(r"(?P<before>(?:\S*T\S+ | {20,})?(?:\[\d+\] )?)(?P<label> *(?P<rank>\d+):)(?= )")
-"""What stands before a line: a time, an array task's number, the rank."""
+"""Prefix of a line: a time, an array task's number, the rank."""
 _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
 """Of SGR, for ranks in turn; red is left to errors."""
 
@@ -206,9 +206,9 @@ LINES = 10
 
 
 def print_failures(jobs: Iterable[Known], *, printed: Mapping[str, State]) -> None:
-    """How each job that did not complete ended; of the first one the last lines, and what explains it.
+    """Print how each failed job ended; for the first one also its last lines and the command that explains it.
 
-    ``printed``: the states that have a line already; it is not printed again where there is nothing to add.
+    ``printed``: the states that have a line already; it is not printed again if it would add no fact.
     """
     failed = [(job.entry, record) for job in jobs for record in job.records if record.state is not State.COMPLETED]
     for number, (entry, record) in enumerate(failed):
@@ -235,7 +235,7 @@ def print_failures(jobs: Iterable[Known], *, printed: Mapping[str, State]) -> No
 
 
 def _first_failure(entry: Entry, record: JobRecord) -> FirstFailure | None:
-    """What the job recorded, unless its ranks only ended with a job that was cancelled."""
+    """Return the recorded first failure; None if the ranks ended because the job was cancelled."""
     state = read_state(entry, record.job_id)
     return state.first_failure if state is not None and record.state is not State.CANCELLED else None
 
@@ -244,7 +244,7 @@ def _print_last_lines(log: Path, rank: int | None) -> None:
     try:
         lines = last_lines(log, rank, LINES)
     except FileNotFoundError:
-        return  # the job printed nothing
+        return  # no output yet
     except OSError as error:
         warnings.warn(f"{log} cannot be read: {reason_of(error)}", HpcJobsWarning, stacklevel=2)
         return
@@ -255,7 +255,7 @@ def _print_last_lines(log: Path, rank: int | None) -> None:
 
 
 PROGRESS_S = 60.0
-"""Between two lines that say how far running jobs have come."""
+"""Seconds between two progress lines of running jobs."""
 _BAR_S = 1.0
 """Between two looks at the steps of running jobs for their bars."""
 _MOST_BARS = 8
@@ -323,7 +323,7 @@ def wait_for(entries: list[Entry], *, timeout_s: float | None = None, as_json: b
 
 @contextmanager
 def explaining_interrupts(entries: list[Entry]) -> Iterator[None]:
-    """On Ctrl-C, say that the jobs go on and how to end them."""
+    """On Ctrl-C, print that the jobs continue, and the command that ends them."""
     try:
         yield
     except KeyboardInterrupt:
@@ -334,7 +334,7 @@ def explaining_interrupts(entries: list[Entry]) -> Iterator[None]:
 
 
 class _Changes:
-    """Prints once what each job has become, and shows how far those are that run and write metrics."""
+    """Prints each change of state once, and the progress of running jobs that write metrics."""
 
     def __init__(
         self, entries: list[Entry], bars: ProgressBars, *, clock: Callable[[], float] = time.monotonic
@@ -345,7 +345,7 @@ class _Changes:
         self._next_progress = clock() + self._pause_s
 
     def show(self, records: list[JobRecord]) -> None:
-        """Print what is new at one look. Not that a job completes: its end is next."""
+        """Print changes since the last look. COMPLETING is not printed: the end is next."""
         self.print_states([record for record in records if record.state.value != "COMPLETING"])
         if self._clock() >= self._next_progress:
             self._next_progress = self._clock() + self._pause_s
@@ -380,7 +380,7 @@ class _Changes:
         return self._printed_states
 
     def print_states(self, records: list[JobRecord]) -> None:
-        """Print a line for each job whose state has changed."""
+        """Print a line for each job with a new state."""
         for record in records:
             if self._printed_states.get(record.job_id) is not record.state:
                 self._printed_states[record.job_id] = record.state

@@ -76,7 +76,7 @@ def _print_topic(name: str) -> None:
     from rich.markdown import Markdown
 
     console = Console(width=min(Console().width, 100))
-    os.environ.setdefault("LESS", "-FRX")  # as git does: colours, and no pager for what fits on the screen
+    os.environ.setdefault("LESS", "-FRX")  # as git does: colours, and no pager for text that fits on the screen
     with console.pager(styles=console.color_system is not None):
         console.print(Markdown(text))
 

@@ -71,7 +71,7 @@ def print_lines(lines: Sequence[Line], *, folders: bool) -> None:
 
 
 def _without_empty(table: Sequence[Sequence[str]], header: str) -> list[Sequence[str]]:
-    """Return the table without a column in which no job has a value."""
+    """Return the table without the column ``header`` if all its cells are empty."""
     n = list(table[0]).index(header)
     if any(row[n] for row in table[1:]):
         return list(table)

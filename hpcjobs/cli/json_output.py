@@ -1,4 +1,4 @@
-"""What ``--json`` prints: the fields of the package's own types, with times in ISO 8601, and a few documents.
+"""Types of the output of ``--json``: the fields of the package's own types with times in ISO 8601, and documents.
 
 A field that is a time is declared as `Moment` in the type itself. `OUTPUTS` has one line for each verb, and for each
 option that makes it print something else. A verb's types may need half of the package, so they are imported when the
@@ -24,11 +24,11 @@ Time = Annotated[datetime, msgspec.Meta(tz=True)]
 TEXT, TEXTS = str, list[str]
 
 _MOMENTS = {"Attempt": ("started", "ended"), "NodeVerdict": ("time",)}
-"""Times of named tuples that run on a node, whose Python may lack ``Annotated``."""
+"""Times of named tuples on the node side: its Python may lack ``Annotated``."""
 _PAIRS = ("Bind", "Kernel", "Layer")
 """Named tuples that are printed as lists."""
 _NAMES = {"ListedJob": "JobLine", "Settings": "SessionSettings"}
-"""Types that docs/json.md calls by a name of its own."""
+"""Types with another name in docs/json.md."""
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ def extend_type(name: str, path: str, /, **fields: Any) -> Any:
 
 @cache
 def convert_type(kind: Any) -> Any:
-    """Return ``kind`` with moments as times, paths as text and named tuples as mappings; else ``kind`` itself."""
+    """Return the printed type: moments as times, paths as text, named tuples as mappings, other types unchanged."""
     arguments = get_args(kind)
     if kind == Moment:
         return Time
@@ -81,7 +81,7 @@ def convert_type(kind: Any) -> Any:
     own |= {name: Moment | None if name == "ended" else Moment for name in _MOMENTS.get(kind.__name__, ())}
     fields = {name: convert_type(hint) for name, hint in own.items()}
     if not issubclass(kind, tuple) and fields == own:
-        return kind  # a struct that msgspec prints as it is
+        return kind  # msgspec prints this struct without help
     if not names:
         return kind
     about = (kind.__doc__ or "").split("\n\n")[0].strip()
@@ -330,7 +330,7 @@ OUTPUTS: Mapping[str, Callable[[], Any]] = {
     "sandbox up": lambda: load_type("sandbox.Sandbox"),
     "sandbox status": lambda: load_type("sandbox.Status"),
 }
-"""Verb, with the option that makes it print something else -> the type of its output."""
+"""Verb, with the option that changes its output -> the type of its output."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""docs/json.md: what each verb prints with ``--json``, from the types of `json_types`."""
+"""docs/json.md: the output of each verb with ``--json``, from the types of `json_output`."""
 
 from __future__ import annotations
 

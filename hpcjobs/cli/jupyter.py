@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class LiveLine:
-    """What the scheduler says of a job that has not started: one line that changes, or on a pipe a line per change."""
+    """Shows the state of a job that has not started: one line that changes, or on a pipe a line per change."""
 
     def __init__(self) -> None:
         self._printed = ""

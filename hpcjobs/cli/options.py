@@ -1,4 +1,4 @@
-"""Options that several commands have: those of sbatch, those of `JobSpec`, and ``-o``.
+"""Options of several commands: options of sbatch, options from `JobSpec`, and ``-o``.
 
 Types and help come from the table of sbatch's options and from the fields of `JobSpec`.
 """
@@ -23,7 +23,7 @@ from hpcjobs.job.models import Flag, JobSpec
 from hpcjobs.site.resources import FIELDS, OPTIONS, Argument, Sbatch, Treatment, ValueKind
 
 VALUE_OF_BARE = {f"--{option.name}": BARE for option in OPTIONS.values() if option.metavar}
-"""Options whose value may be left out, with their value in this case; a value follows after ``=``."""
+"""Options with an optional value -> their value without one; a value follows after ``=``."""
 COUNT, TEXT, SWITCH = int, str, bool
 
 
@@ -59,7 +59,7 @@ class SbatchOption(NamedTuple):
 
     @cache  # noqa: B019 # one for each option of the table
     def annotation(self) -> Any:
-        # A switch without its opposite: `--no-...` is not sbatch's, but for --no-requeue.
+        # Slurm has no `--no-...` form of a switch, except --no-requeue.
         option = typer.Option(
             *self.flags,
             help=self.option.help,
@@ -94,14 +94,14 @@ RARE = tuple(
     for option in OPTIONS.values()
     if option.treatment in (Treatment.PASSED, Treatment.REFUSED) and option.name not in ("help", "version")
 )
-"""Options that are passed through unread, and those that are refused with the reason."""
+"""Options that are passed through unread, and options that are refused with the reason."""
 _NAMES = ", ".join(option.flag for option in SBATCH_OPTIONS if not option.option.section)
-# Behind \b help keeps the lines as they are: it would break them within names, at a hyphen.
+# Behind \b help keeps the lines: it would break them within names, at a hyphen.
 EPILOG = "\b\n" + textwrap.fill(f"These options of sbatch are also accepted: {_NAMES}.", 76, break_on_hyphens=False)
 
 
 class OptionalValues:
-    """Of a command with sbatch's options: ``--exclusive`` and ``--exclusive=user`` are both understood."""
+    """Mixin of a command with sbatch's options: it accepts ``--exclusive`` and ``--exclusive=user``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         return super().parse_args(ctx, fill_bare_options(ctx, args))  # type: ignore[misc]
@@ -112,7 +112,7 @@ class SbatchCommand(OptionalValues, TyperCommand):
 
 
 class SbatchGroup(OptionalValues, VerbGroup):
-    """A verb with sbatch's options and verbs of its own."""
+    """A verb with sbatch's options and with further verbs."""
 
 
 _SECTIONS = {
@@ -131,7 +131,7 @@ SECTIONS = {
 
 
 class ProgramCommand(SbatchCommand):
-    """A command with a PROGRAM: what follows it are the program's own words, of a bundled trainer its flags."""
+    """A command with a PROGRAM: arguments after it belong to the program; for a bundled trainer they are its flags."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         lines = [(max(param.opts, key=len).lstrip("-"), param) for param in self.get_params(ctx)]
@@ -168,7 +168,7 @@ def _pass_through(option: SbatchOption, value: object) -> str:
 def with_sbatch_options(
     *, without: Iterable[str] = (), auto: Iterable[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of sbatch: its parameter ``resources`` gets those that were typed, by field.
+    """Give a command the options of sbatch: its parameter ``resources`` gets the typed ones by field.
 
     A field that the command has a parameter of its own for is that command's own, and so are those of ``without``. What
     is passed through unread is in ``resources["sbatch"]``. Fields of ``auto`` may be ``auto``.
@@ -242,10 +242,10 @@ def with_job_options(
 
     Args:
         only: fields of `JobSpec` that the command has options for, and no program; default: all.
-        without: fields of `JobSpec` or `Resources` that it has no options for, beside its own parameters.
+        without: fields of `JobSpec` or `Resources` without an option here, in addition to its own parameters.
         help: another line of help for a field.
 
-    A command with the parameter ``auto`` gets there the fields whose value is ``auto``; ``request`` does not have them.
+    A command with the parameter ``auto`` gets the fields with the value ``auto`` there; ``request`` lacks them.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -307,7 +307,7 @@ def sbatch_options(arguments: Sequence[str], flags: Mapping[str, object]) -> dic
     ``flags`` are options that were given by flags of their own (None: not given), and are part of the answer.
 
     Raises:
-        RequestError: no such option, or it was given by its own flag too.
+        RequestError: no such option, or its own flag was given too.
     """
     options = {name: value for name, value in flags.items() if value is not None}
     by_o: dict[str, object] = {}
@@ -323,7 +323,7 @@ def sbatch_options(arguments: Sequence[str], flags: Mapping[str, object]) -> dic
 
 
 def _hint(key: str, equals: str) -> str:
-    """What to type in place of ``-o key``."""
+    """Return the option to type instead of ``-o key``."""
     name = key.replace("_", "-")
     if name in ("name", "job-name"):
         return "use --name"  # every verb has it by this name

@@ -20,14 +20,14 @@ Jobs = Annotated[list[str], typer.Argument(help="Ids, ranges, run folders or nam
 
 
 def _refuse_empty(value: str | None) -> str | None:
-    """An empty name is that of a variable that is not set, and no request for the default."""
+    """Refuse an empty name: it comes from a variable that is not set, and is no request for the default."""
     if value == "":
         raise typer.BadParameter("the name is empty; leave the option out for the default")
     return value
 
 
 def opt(*names: str, help: str) -> Any:
-    """An option that is None unless it is given; its help says in brackets what is used then."""
+    """An option that is None unless it is given; its help has the default in brackets."""
     return typer.Option(*names, help=help, show_default=False)
 
 
@@ -99,7 +99,7 @@ _SHORTEST_LINE = 20
 
 
 def shows_colours(stream: TextIO) -> bool:
-    """Whether ``stream`` is a terminal whose user did not refuse colours."""
+    """Whether ``stream`` is a terminal and the user allows colours."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

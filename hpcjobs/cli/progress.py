@@ -1,4 +1,4 @@
-"""Shows progress of long work on standard error: bars with time left on a terminal, else a line now and then."""
+"""Shows progress of long work on standard error: bars with time left on a terminal, lines on a pipe."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _SECONDS_PER_LINE = 60.0
 """Between two lines on a pipe, while less than a tenth is done."""
 _BAR_COLUMNS = 20
 _COLUMNS = 80
-"""Of a terminal that does not know its size."""
+"""Width of a terminal without a known size."""
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""End the process as they would without bars, behind the last of which the cursor is shown again."""
+"""Signals that end the process; the cursor is shown again before they do."""
 _SHOW_CURSOR = b"\n\x1b[?25h"
 
 
@@ -51,10 +51,10 @@ class _Line(NamedTuple):
 
 
 class ProgressBars:
-    """A bar for each work that goes on, used as a context manager: its end leaves the terminal as it was."""
+    """Bars for running work, used as a context manager: its end restores the terminal."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream = sys.stderr  # rich puts another in its place, whose lines it prints above the bars
+        self._stream = sys.stderr  # rich replaces the stream, to print lines above the bars
         self.are_drawn = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._clock = clock
         self._begins: dict[str, _Begin] = {}
@@ -81,8 +81,8 @@ class ProgressBars:
 
         Args:
             total: None where it is not known.
-            text: what a line or the end of the bar says.
-            remaining_s: None where it is to be estimated from what was done since the first call.
+            text: text of a line, or behind the bar.
+            remaining_s: None: estimated from the work done since the first call.
         """
         now = self._clock()
         begin = self._begins.setdefault(title, _Begin(now, done))

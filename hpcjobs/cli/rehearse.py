@@ -35,7 +35,7 @@ def _say(line: str) -> None:
 
 
 def _end_cleanly_when_terminated() -> None:
-    """SIGTERM takes the same way out as an error: what was started is removed."""
+    """Let SIGTERM end the command like an error, so that everything it started is removed."""
     import signal
 
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def write_site(site: Site) -> Iterator[str]:
-    """The lines of a site file that says what ``site`` says; a value without a comment is the default."""
+    """Return ``site`` as the lines of a site file; a value without a comment is the default."""
     yield f"# {site.path}" + (" (rehearsal on the sandbox)" if site.rehearsal else "")
     yield from (f"# extends {path}" for path in site.extended)
     overlay = rehearsal.current() if site.rehearsal else None
@@ -195,9 +195,9 @@ class _File(NamedTuple):
 
     path: Path
     content: str
-    """What its trust depends on."""
+    """Content that trust depends on."""
     acting: str
-    """What of it acts, to be read."""
+    """Content that acts, for the user to read."""
 
 
 def trust(
@@ -274,7 +274,7 @@ def _list_untrusted(path: Path) -> Iterator[_File]:
 
 
 def _read(path: Path) -> tuple[str, str]:
-    """What acts of a template or recipe, and what its trust depends on."""
+    """Return the acting content of a template or recipe, and the content that its trust depends on."""
     from hpcjobs.containers import recipes
     from hpcjobs.job.script import read_template
 

@@ -127,7 +127,7 @@ def submit(
     if not (dry_run or explain):
         refuse_options_after_program(plan.job)
     print_notes(plan.job)
-    if explain and not (dry_run and as_json):  # the plan's own JSON tells the sources too
+    if explain and not (dry_run and as_json):  # the plan's own JSON has the sources too
         _print_sources(plan, as_json=as_json)
     if dry_run or explain:
         if dry_run:
@@ -149,7 +149,7 @@ def submit(
 
 
 def _print_start(plan: "Plan", *, as_json: bool) -> int:
-    """Print when the job would start and what it costs at most; the exit code, 7 where Slurm refuses it."""
+    """Print when the job would start and its greatest cost; return the exit code, 7 if Slurm refuses the job."""
     from hpcjobs.cli.why import print_placements
     from hpcjobs.diagnosis.placement import place
     from hpcjobs.errors import SchedulerError
@@ -164,7 +164,7 @@ def _print_start(plan: "Plan", *, as_json: bool) -> int:
 
 
 def print_notes(job: "Job") -> None:
-    """Print what the user should know of the job before it is submitted."""
+    """Print notes on the job before it is submitted."""
     from hpcjobs.job.plan import notes
 
     for line in notes(job):
@@ -214,7 +214,7 @@ def _print_sources(plan: "Plan", *, as_json: bool) -> None:
 
 
 def print_plan(plan: "Plan", *, as_json: bool) -> None:
-    """Print what a submission would write and run."""
+    """Print the script and the command of a submission."""
     from hpcjobs.cli.terminal import write_document
     from hpcjobs.job.plan import script_by_hand
 
@@ -264,7 +264,7 @@ def _find_size(
 
 
 def _prepare(answer: "SizeAnswer | None") -> "Callable[[Plan], None] | None":
-    """What is written into the run folder before the job is submitted."""
+    """Return the files that are added to the run folder before the job is submitted."""
     if answer is None:
         return None
     from hpcjobs.scaling.size_answer import remember
@@ -273,14 +273,14 @@ def _prepare(answer: "SizeAnswer | None") -> "Callable[[Plan], None] | None":
 
 
 def report(handle: "JobHandle", plan: "Plan", *, as_json: bool, size: "SizeAnswer | None" = None) -> None:
-    """Print the job that was submitted, and what to do next."""
+    """Print the submitted job and the next command."""
     if as_json:
         print_output("submit", {"job_id": handle.id, "cluster": handle.entry.cluster, "site": plan.job.site,
                     "run_dir": str(handle.run_dir), "name": plan.job.name, "size": size})  # fmt: skip
         return
     print(f"job {handle.id}  {plan.job.name} on site {plan.job.site}")
     print(f"run folder {handle.run_dir}")
-    print(f"next: hpcjobs logs -f {handle.id}", flush=True)  # before what waiting says, also on a pipe
+    print(f"next: hpcjobs logs -f {handle.id}", flush=True)  # before the lines of waiting, also on a pipe
 
 
 @app.command(cls=ProgramCommand, context_settings={"allow_interspersed_args": False}, epilog=EPILOG)

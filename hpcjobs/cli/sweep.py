@@ -378,7 +378,7 @@ def scale(
 
 
 def _wait(study: Study) -> int:
-    """Wait for all runs and name those that failed; 0 if there are none."""
+    """Wait for all runs and name the failed ones; 0 if all succeeded."""
     from hpcjobs.cli.progress import wait_for_sweep
     from hpcjobs.scaling.study_sweep import sweep_of
 

@@ -1,4 +1,4 @@
-"""Standard output and standard error of the command line: what it prints there is printable (`hpcjobs.printable`)."""
+"""Standard output and standard error of the command line: all text is made printable (`hpcjobs.printable`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpcjobs.printable import printable, printable_document
 
 
 class PrintableStream:
-    """A stream whose text is made printable; everything else is the stream's own."""
+    """A stream that makes its text printable; everything but text is passed on."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -53,6 +53,6 @@ def write_document(text: str) -> None:
 
 
 def exit_on_signals() -> None:
-    """Let SIGTERM, and SIGHUP of a terminal that closes, end this command as Ctrl-C does: what it began is undone."""
+    """Let SIGTERM, and SIGHUP of a terminal that closes, end this command like Ctrl-C, so that its work is undone."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: sys.exit(128 + number))

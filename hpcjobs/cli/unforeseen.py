@@ -20,7 +20,7 @@ def debugging() -> bool:
 
 
 def explain(error: Exception) -> str:
-    """One line for ``error``; its traceback goes to the screen when debugging, else to a file that the line names."""
+    """Return one line for ``error``; its traceback goes to the screen when debugging, otherwise to a file."""
     details = "".join(traceback.format_exception(error))
     if debugging():
         sys.stderr.write(details)
@@ -40,7 +40,7 @@ def current_folder_is_gone() -> bool:
 
 
 def refused_file(error: Exception) -> str | None:
-    """One line, where ``error`` is of a file that the system does not let this user read or write; else None."""
+    """Return one line if the system refused a file to this user; otherwise None."""
     if isinstance(error, OSError) and error.errno in _REFUSALS and error.filename is not None:
         return f"{Path(os.fsdecode(error.filename)).absolute()}: {error.strerror}"
     return None

@@ -105,7 +105,7 @@ def monitor(
 
 
 def _watch_foreign(job: str, site: Site, interval_s: float, limit_s: float | None) -> None:
-    """Sample a job that was submitted by other means, of which Slurm knows the nodes."""
+    """Sample a job that was submitted by other means; Slurm knows its nodes."""
     from hpcjobs.errors import HpcJobsError
     from hpcjobs.run.monitor import find_foreign, follow_sampler, read_error, start_foreign_sampler, stop
     from hpcjobs.scheduler.connect import connect
@@ -130,7 +130,7 @@ def _idle_limit(limit_s: float | None, interval_s: float, count_nodes: Callable[
 
 
 def _slurm_site(site: str | None) -> Site | None:
-    """The site whose Slurm may know a job that was submitted by other means."""
+    """Return the site with the Slurm that may know a job submitted by other means."""
     from hpcjobs.run.listing import site_asked
 
     where = site_asked(site)

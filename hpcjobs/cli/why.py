@@ -74,7 +74,7 @@ _SHOWN = 5
 
 
 def print_pending(pending: Pending) -> None:
-    """The reason, what is ahead, what would start sooner, and what to do."""
+    """Print the reason, the jobs ahead, placements that would start sooner, and commands to try."""
     name = f"  {pending.name}" if pending.name else ""
     print(f"job {pending.job_id}{name}: {pending.state} ({pending.reason or 'no reason yet'})")
     print(f"reason: {pending.text}")
@@ -226,7 +226,7 @@ def _print_unfinished(subject: Subject, *, as_json: bool) -> None:
 
 
 def _print_alarms(entry: Entry, record: JobRecord) -> None:
-    """What the newest samples of its nodes say, if the job is sampled."""
+    """Print alarms of the newest samples of its nodes, if the job is sampled."""
     from hpcjobs.run.folder import output_dir
     from hpcjobs.run.progress import current_samples, find_alarms, newest_samples
 

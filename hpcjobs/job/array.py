@@ -13,7 +13,7 @@ MAX_TASKS = 100_000
 _PART = re.compile(r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?\Z", re.ASCII)
 _THROTTLE = re.compile(r"[1-9]\d*\Z", re.ASCII)
 _DIGITS = 10
-"""More digits than that are no index; Python refuses to read thousands of them."""
+"""Most digits of an index; Python refuses to read thousands of them."""
 
 
 def check_array(spec: str) -> None:

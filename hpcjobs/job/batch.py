@@ -36,7 +36,7 @@ class Directive(NamedTuple):
 
 
 class BatchScript(NamedTuple):
-    """A script and the options that stand in it, in their order."""
+    """A script and its options, in their order."""
 
     path: Path
     directives: tuple[Directive, ...]
@@ -52,7 +52,7 @@ def read_batch_script(path: Path) -> BatchScript:
     """The options of the script at ``path``.
 
     Raises:
-        RequestError: no script that sbatch takes, a letter that is no option of sbatch, an option without its value, or
+        RequestError: not a script for sbatch, an unknown option of sbatch, an option without its value, or
             an option of another scheduler that is not to be ignored.
     """
     text = _read_header(path)
@@ -111,7 +111,7 @@ def _marked_lines(text: str, marks: tuple[str, ...]) -> Iterator[tuple[int, str]
 
 
 def _split(line: str, where: str) -> list[str]:
-    """The words of a line: quotes group, a backslash takes the next character as it is, ``#`` begins a comment."""
+    """Split a line into words: quotes group, a backslash escapes the next character, ``#`` begins a comment."""
     arguments: list[str] = []
     current: list[str] | None = None
     quote = ""
@@ -190,15 +190,15 @@ _NAME = re.compile(r"[a-z][a-z0-9-]*\Z", re.ASCII)
 _OF_LAUNCH = frozenset(
     ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "label", "multi-prog", "het-group", "jobid", "job-name")
 )
-"""Options of srun that the layout of the tasks needs as they are."""
+"""Options of srun that the layout of the tasks sets."""
 _STREAMS = frozenset(("output", "error", "input"))
 
 
 def check_passed_through(field: str, options: Sequence[str], source: str) -> None:
-    """Refuse what is no option, has an option of hpcjobs, or would break what hpcjobs does with the job.
+    """Refuse an unknown option, one with an option of hpcjobs, and one that would break the job.
 
     Raises:
-        RequestError: names the option and what to use.
+        RequestError: names the option and the alternative.
     """
     for option in options:
         text = f"{field} {option!r} ({source})"
@@ -317,7 +317,7 @@ def _layer(script: BatchScript) -> Layer:
 
 
 def _value(directive: Directive) -> object:
-    """The value of a field as the command line would have it: a time of 0 is no limit, bare memory is megabytes."""
+    """Return a field's value in the spelling of the command line: a time of 0 is no limit, bare memory is megabytes."""
     kind, value = directive.option.kind, directive.value
     if value is None:
         return directive.option.bare
@@ -338,7 +338,7 @@ def _convert(fields: Mapping[str, object], where: str) -> Resources:
 
 
 def check_batch(spec: JobSpec, sources: Mapping[str, str], site: Site) -> None:
-    """Refuse what only tasks that hpcjobs starts can have.
+    """Refuse features that need tasks started by hpcjobs.
 
     Raises:
         RequestError: names the option.
@@ -388,11 +388,11 @@ def site_of_batch(site: Site, layer: Layer) -> Site:
 
 
 def batch_argv(spec: JobSpec) -> tuple[str, ...]:
-    """The script and its arguments, for records; the run folder's copy is what runs."""
+    """Return the script and its arguments, for records; the job runs the copy in the run folder."""
     return spec.program or ("--wrap",)
 
 
 def batch_name(spec: JobSpec) -> str:
-    """The job's name where none is given: that of the script, as sbatch has it, or ``wrap``."""
+    """Return the default name of the job: the script's, like sbatch, or ``wrap``."""
     name = Path(spec.program[0]).name if spec.program else "wrap"
     return re.sub(r"[^\w.-]", "_", name.lstrip("._-"), flags=re.ASCII)[:100] or "script"

@@ -1,4 +1,4 @@
-"""Resolves the image that a job's program runs in, and what of the machine it sees there."""
+"""Resolves the image of a job's program, and the folders of the machine that are visible in it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ImageRequest(NamedTuple):
 def resolve_container(
     request: ImageRequest, site: Site, *, launcher: str, gpus: bool, folders: tuple[Path, ...]
 ) -> Inside:
-    """The image and everything it sees; ``folders`` are those of run and code, seen at their own paths.
+    """Return the image with all visible folders; ``folders`` (run and code) keep their own paths.
 
     Raises:
         RequestError: no such image here, a launcher that cannot start it, a path that no bind can say.
@@ -94,7 +94,7 @@ def _binds(site: Site, folders: tuple[Path, ...]) -> tuple[Bind, ...]:
 
 
 def _on_the_node(text: str) -> str:
-    """``text`` for a shell: quoted, but for plain ``$VARIABLES``."""
+    """Quote ``text`` for a shell, except plain ``$VARIABLES``."""
     parts = re.split(r"(\$\w+|\$\{\w+\})", text)
     return "".join(
         f'"{part}"' if number % 2 else (shlex.quote(part) if part else "") for number, part in enumerate(parts)

@@ -16,7 +16,7 @@ Option = tuple[str, str | None]
 def sbatch_options(job: Job) -> list[Option]:
     """Every option ``job`` sends to sbatch except job name and output, in the order of `Resources`.
 
-    The site's ``directives`` rename or remove options; what is passed through (``sbatch``) comes last.
+    The site's ``directives`` rename or remove options; passed-through options (``sbatch``) come last.
 
     Raises:
         RequestError: GPUs are requested twice, or cannot be shared by the tasks.
@@ -68,7 +68,7 @@ def _memory_options(job: Job, mem: str) -> Iterator[Option]:
 
 
 def _with_one_gres(options: list[Option]) -> list[Option]:
-    """Of several ``--gres`` Slurm takes the last in silence: they become one, where the first stood."""
+    """Join several ``--gres`` into one at the position of the first: Slurm silently uses only the last."""
     requests = [value for name, value in options if name == "gres" and value]
     try:
         gpus = [f"--gres={gpus}" for gpus in gpus_in_gres(",".join(requests))[0]]

@@ -26,12 +26,12 @@ def choose_python(site: Site) -> str:
     """The Python of programs, once the site's modules and environment are loaded."""
     if site.python is not None:
         return site.python
-    # Not an absolute path: the activated environment puts its own first in PATH.
+    # Not an absolute path: the activated environment puts its Python first in PATH.
     return "python" if site.environment.conda or site.environment.venv else sys.executable
 
 
 def find_private_installer(python: str) -> str | None:
-    """What made the environment of ``python`` for hpcjobs alone: it has none of the user's packages."""
+    """Tools that make an environment for hpcjobs alone, without the user's packages -> the name of ``python``'s."""
     folder = Path(python).parent.parent
     if folder.parent.name == "installed" and folder.parent.parent.name == "hpcjobs":
         return "hpcjobs --remote"
@@ -49,7 +49,7 @@ def choose_node_python(site: Site) -> str:
     return named if named is not None and os.path.isabs(named) else "/usr/bin/python3"
 
 
-# A batch shell is no login shell: `module` is often undefined in it until the init file is read.
+# A batch shell is no login shell: `module` is often undefined until the init file is read.
 _MODULE_INIT = (
     "/etc/profile.d/lmod.sh",
     "/etc/profile.d/modules.sh",
@@ -59,9 +59,9 @@ _MODULE_INIT = (
 
 
 def prologue(site: Site, *, environment: bool = True) -> tuple[str, ...]:
-    """The lines, in order; each ends the job with the name of what is missing when it fails.
+    """Return the lines, in order; each ends the job with the name of the missing item if it fails.
 
-    Without ``environment`` neither conda nor venv: the program has its own, in an image.
+    Without ``environment`` neither conda nor venv: the program has Python in its image.
     """
     python = _environment_lines(site.environment) if environment else ()
     return (*_module_lines(site), *python, *site.setup)
@@ -110,7 +110,7 @@ _OURS = frozenset(
     )
 )
 """Variables that job.sh exports. Those that it keeps for itself begin with ``_hj_``."""
-# bash gives these a meaning or a value of its own, or does not let them be set.
+# bash gives these a special meaning or value, or forbids setting them.
 _BASH = frozenset(
     (
         *("_", "BASHOPTS", "BASHPID", "BASH_ENV", "DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "EUID", "FUNCNAME"),
@@ -122,7 +122,7 @@ _BASH = frozenset(
     )
 )
 
-# What Slurm and MPI tell each task about its job: tasks with other values would not meet. SLURM_* that
+# Slurm and MPI describe the job to each task: tasks with different values would not connect. SLURM_* that
 # set srun's behaviour (SLURM_CPU_BIND, SLURM_HINT) are the user's.
 _LAUNCHERS = re.compile(
     r"SLURMD_|SLURM_(JOB|STEP|ARRAY|TASK|NODE|NNODES|NTASKS|NPROCS|PROCID|LOCALID|GTIDS|CPUS_|MEM_PER|HET|SUBMIT"
@@ -135,14 +135,14 @@ _NOT_IN_IMAGE = {
     "HOME": ("the container's runtime", "`home: true` of the site's containers section shows the real one"),
     "PATH": ("the image", "it would hide the container's runtime; set it in the program: bash -c 'PATH=... exec ...'"),
 }
-"""Variables that a program in an image cannot get from the job: what sets them, and what to do."""
+"""Variables that a program in an image cannot get from the job -> the setter, and the remedy."""
 
 
 def check_env(env: Mapping[str, str], sources: Mapping[str, str], *, in_image: bool = False) -> None:
-    """Refuse names whose values would not reach the program unchanged.
+    """Refuse variables that would not reach the program unchanged.
 
     Raises:
-        RequestError: names the variable, where it was read and what sets it.
+        RequestError: names the variable, its source and its setter.
     """
     for name in env:
         if owner := _owner(name):

@@ -78,7 +78,7 @@ def named_nodes(nodelist: str | None) -> set[str]:
     """The nodes that ``--nodelist`` names; none where it names a file of them, as it may (anything with a ``/``).
 
     Raises:
-        RequestError: it is no list of hosts.
+        RequestError: not a list of hosts.
     """
     if not nodelist or "/" in nodelist:
         return set()
@@ -104,10 +104,10 @@ def read_standings(site: str) -> dict[str, node_record.Standing]:
 
 
 def clear_verdicts(site: str, nodes: Iterable[str]) -> None:
-    """Forget what is held against ``nodes``.
+    """Remove the verdicts on ``nodes``.
 
     Raises:
-        UnknownJobError: there is no verdict on one of them; then nothing is forgotten.
+        UnknownJobError: a node has no verdict; then all verdicts stay.
     """
     requested, known = list(nodes), read_standings(site)
     for node in requested:
@@ -126,7 +126,7 @@ REHEARSED_TOLERANCE = "0.8"
 
 
 def check_words(site: Site, *, cpus_per_task: object) -> tuple[str, ...]:
-    """What the check must know of a site, and of what each of its tasks may compute with."""
+    """Return facts for the check: the site's, and the devices of each task."""
     arguments = ["--record", str(node_record.record_path(site.name))]
     for flag, value in (("--interface", site.interface), ("--mpi", site.mpi), ("--suffix", site.address_suffix)):
         arguments += [flag, value] if value else []
@@ -138,7 +138,7 @@ def check_words(site: Site, *, cpus_per_task: object) -> tuple[str, ...]:
 def preflight_words(
     site: Site, *, python: str, cpus_per_task: object, nodes: int | None, launcher: str
 ) -> tuple[str, ...]:
-    """The command in the job's own script; with ``nodes``, it chooses so many of the allocation's.
+    """Return the command of the check in the job's script; ``nodes``: how many of the allocation's nodes it chooses.
 
     mpirun takes the node that it is started on for the first of those it is to use.
     """
@@ -149,7 +149,7 @@ def preflight_words(
 
 
 MAIL_TYPES = {"end": "END", "fail": "FAIL", "requeue": "REQUEUE"}
-"""Event of ``--notify-on`` -> what sbatch's ``--mail-type`` calls it."""
+"""Event of ``--notify-on`` -> its name in sbatch's ``--mail-type``."""
 _KINDS = ("mail", "command", "webhook")
 _ADDRESS = re.compile(r"https://\S+|http://(?:localhost|127\.0\.0\.1|\[::1\])[:/]\S*", re.ASCII)
 _SECRET = "its address is a secret: write it to a file that only you can read, and use webhook:FILE or webhook:$NAME"
@@ -159,7 +159,7 @@ def events(spec: JobSpec) -> tuple[str, ...]:
     """The events to report; all that there are unless the request names some.
 
     Raises:
-        RequestError: there is no such event, or nothing says how to report it.
+        RequestError: no such event, or no way to report it.
     """
     if spec.notify_on is None:
         return tuple(MAIL_TYPES)
@@ -203,7 +203,7 @@ def complete_address(values: Values, site: Site) -> None:
 
 
 def notify_words(spec: JobSpec, site: Site, name: str) -> tuple[str, ...]:
-    """The options of ``notify.sh``; empty: the job itself reports nothing.
+    """Return the options of ``notify.sh``; empty: the job itself sends no reports.
 
     Raises:
         RequestError: a report that cannot be made.
@@ -230,7 +230,7 @@ _EXAMPLES = {"command": "'touch done'", "webhook": "~/.config/hpcjobs/webhook"}
 
 
 def _webhook(value: str) -> str:
-    """Where the node reads the address: ``file:PATH`` or ``env:NAME``; the address is looked at, and never repeated."""
+    """Source of the address on the node: ``file:PATH`` or ``env:NAME``; messages never contain the address."""
     if "://" in value:
         raise RequestError("--notify webhook: the address itself is on the command line", hint=_SECRET)
     if value.startswith("$"):

@@ -15,7 +15,7 @@ from hpcjobs.runtime.pmix import FENCES
 
 
 class Raw(str):
-    """Shell text that stands in a command line as it is; every other token is quoted."""
+    """Shell text that enters a command line unquoted; every other token is quoted."""
 
 
 class Launch(NamedTuple):
@@ -132,7 +132,7 @@ def srun(job: Job) -> Launch:
 
 
 def batch(job: Job) -> Launch:
-    """A batch script, which starts its own tasks: it runs once, on the first node.
+    """Run a batch script, which starts its tasks itself, once on the first node.
 
     Its interpreter reads it: scratch, where the run folder is, may be mounted so that no file there can be executed.
     """
@@ -152,7 +152,7 @@ QUIET = 'export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-ERROR}"'
 ending too, by a trace of the lost connection. Errors are still printed."""
 
 STORE_OF_RANK_0 = "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
-"""Each start of the ranks has a store of its own, which rank 0 keeps. The agents' store is that of the first start:
+"""Each start of the ranks has a separate store, which rank 0 keeps. The agents' store belongs to the first start:
 restarts for a node that joined or left are not counted, ranks would meet their predecessors' entries there, and it is
 lost with the node of the first rank 0."""
 
@@ -238,7 +238,7 @@ def mpirun(job: Job) -> Launch:
 
 
 def _hosts(job: Job) -> tuple[str, ...]:
-    """Slots by host, where no scheduler tells mpirun what it has."""
+    """Return slots by host, if no scheduler passes them to mpirun."""
     if job.kind.has_nodes:
         return ()
     named = job.hosts or ("localhost",)
@@ -284,7 +284,7 @@ def _rendezvous(job: Job) -> tuple[str, ...]:
     per_node = job.ntasks_per_node
     names = slurm_commands.HOST_NAMES if job.kind.has_nodes else "echo localhost"
     interface = f" HOROVOD_GLOO_IFACE={shlex.quote(job.interface)}" if job.interface else ""
-    # The node of this script need not be one of those that the job runs on, where there were spare ones.
+    # The node of this script may be outside the job's own nodes if there were spare ones.
     here = f"$SLURMD_NODENAME{job.address_suffix}" if job.spare else "$MASTER_ADDR"
     server = (*entering(job), job.python, "-", Raw('"$_hj_hosts"'))
     return (
@@ -337,7 +337,7 @@ __all__ = [
     "task",
 ]
 
-# The first of its scheduler's is what a site uses that names none: those that need nothing installed come first.
+# The first of its scheduler's is the default of a site: launchers without requirements come first.
 LAUNCHERS = {
     "srun": Launcher(srun, ("slurm",)),
     "spawn": Launcher(spawn, ("local",)),
@@ -355,5 +355,5 @@ def launch(job: Job) -> Launch:
 
 
 def launched_by(job: Job) -> str:
-    """The launcher in words, for messages: what was tried is half of why it failed."""
+    """Describe the launcher for messages: the attempted command is half of the reason for a failure."""
     return f"srun --mpi={job.mpi}" if job.launcher == "srun" and job.mpi else job.launcher

@@ -19,7 +19,7 @@ from hpcjobs.site.yaml_file import in_plain_words
 def make_spec(program: str | Sequence[str], options: Mapping[str, object]) -> JobSpec:
     """The request to run ``program`` with ``options``: fields of `JobSpec` and of `Resources`, converted and checked.
 
-    None says nothing, except for a field of `Resources`, which it clears.
+    None means "not given", except for a field of `Resources`, which it clears.
 
     Raises:
         RequestError: no such option, or a value that it cannot have.
@@ -61,7 +61,7 @@ def _convert(fields: Mapping[str, object]) -> JobSpec:
 
 
 def _hint(message: str, field: str) -> str | None:
-    """What to write instead, for an unknown option, or one without its value."""
+    """Return a hint for an unknown option, or for one without its value."""
     if field in Resources.__struct_fields__ and message.endswith("got `bool`"):
         return f"it takes a value: -o {field}=VALUE"
     if message.startswith("Invalid enum value") and field in Resources.__struct_fields__:
@@ -88,7 +88,7 @@ class Values:
         self.sources: dict[str, str] = {}
 
     def add(self, resources: Resources, source: str, sources: Mapping[str, str] | None = None) -> None:
-        """Take over what ``resources`` says; an explicit null clears. ``sources`` are those of single fields."""
+        """Apply ``resources``; an explicit null clears. ``sources`` belong to single fields."""
         stated = {f: v for f in resources.__struct_fields__ if (v := getattr(resources, f)) is not UNSET}
         for group in ALTERNATIVES:
             if any(stated.get(field) is not None for field in group):
@@ -123,9 +123,9 @@ class Values:
 
 
 def merge_resources(layers: Sequence[Layer], site: Site, *, batch: bool = False) -> Values:
-    """Every resource of site defaults < partition defaults < ``layers``, of which later ones win.
+    """Merge resources: site defaults < partition defaults < ``layers``; later layers win.
 
-    A batch script has no defaults of the site: it asks for what it says. For other programs a total of tasks or GPUs
+    A batch script gets no defaults of the site: its own lines count. For other programs a total of tasks or GPUs
     that a layer names replaces nodes and tasks per node of the site's defaults, and a list of nodes their number.
 
     Raises:
@@ -162,14 +162,14 @@ def merge_resources(layers: Sequence[Layer], site: Site, *, batch: bool = False)
 
 
 def _drop_shares_of_gpus(values: Values, of_site: Collection[str]) -> None:
-    """Leave out what the site's defaults give per GPU where a job has none."""
+    """Drop per-GPU defaults of the site for a job without GPUs."""
     if any(values[field] not in (None, 0, "0") for field in GPU_FIELDS):
         return
     values.clear(*(field for field in _PER_GPU if values.sources.get(field) in of_site))
 
 
 def named_partitions(values: Values, site: Site) -> dict[str, Partition]:
-    """The partitions named, of which the first brings its defaults; a local site's only one describes its machine.
+    """Return the named partitions; the first brings its defaults. A local site's only one describes its machine.
 
     Raises:
         RequestError: the site has no partition of that name.

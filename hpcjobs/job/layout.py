@@ -51,13 +51,13 @@ _STARTED_BY_SRUN = ("srun", "torchrun", "horovod-gloo")
 
 
 def choose_affinity(site: Site, values: Values, *, launcher: str) -> tuple[Affinity, dict[str, str]]:
-    """What binds the ranks, and where each value comes from; ``None``: the launcher's own default.
+    """Choose the binding of the ranks and the source of each value; ``None``: the launcher's default.
 
     A `distribution` of the job is an option of sbatch, which the step inherits. The defaults:
 
-    - cores for each rank of a job with GPUs: a rank that wanders leaves the memory beside its GPU;
+    - cores for each rank of a job with GPUs: a rank that changes its core leaves the memory near its GPU;
     - block:block: GPUs are numbered along the sockets, and Slurm would deal consecutive ranks to alternate sockets;
-    - no binding of GPUs: ranks that see all of a node's GPUs reach each other's memory, and each takes its own;
+    - no binding of GPUs: ranks that see all GPUs of a node reach each other's memory, and each chooses one;
     - the NUMA node of its GPU for each rank of torchrun, where all cores of the node are the job's.
     """
     gpus, slurm = values["gpus_per_node"] or 0, site.kind.runs_steps
@@ -81,7 +81,7 @@ def choose_affinity(site: Site, values: Values, *, launcher: str) -> tuple[Affin
 
 
 def _fields_of(launcher: str, *, slurm: bool, gpus: bool) -> tuple[str, ...]:
-    """What this launcher has an option for; without GPUs nothing that binds to them: torch would end."""
+    """Keep the bindings that this launcher has options for; without GPUs no GPU binding, because torch would end."""
     by_srun = BY_SRUN if slurm and launcher in _STARTED_BY_SRUN else ()
     own = {"torchrun": ("numa_binding",), "mpirun": ("mpirun_bind_to",)}.get(launcher, ())
     return tuple(field for field in (*by_srun, *own) if gpus or field not in _TO_GPUS)
@@ -99,10 +99,10 @@ _NO_LIMIT = 1 << 30
 def lay_out(values: Values, partition: Partition | None, *, one_machine: bool, spare: int = 0) -> None:
     """Settle ``nodes``, ``ntasks_per_node``, ``gpus_per_node`` and ``cpus_per_task``.
 
-    A file of nodes becomes the ``nodelist`` that stands in it. ``ntasks``, ``gpus``, ``gpus_per_task``,
-    ``ntasks_per_gpu`` and ``cpus_per_gpu`` are used up by it. Where the number of nodes is left open, it is the fewest
-    nodes of ``partition`` that share tasks and GPUs evenly, and at least those of ``nodelist``: sbatch gives a job all
-    of them, of which ``spare`` so many take no part.
+    A file of nodes is replaced by the ``nodelist`` it contains. ``ntasks``, ``gpus``, ``gpus_per_task``,
+    ``ntasks_per_gpu`` and ``cpus_per_gpu`` are used up by it. An open number of nodes becomes the fewest
+    nodes of ``partition`` that share tasks and GPUs evenly, and at least all of ``nodelist``: sbatch gives a job all
+    of them; ``spare`` of them take no part.
 
     Raises:
         RequestError: the nodes cannot share them evenly, or numbers or named nodes contradict each other.
@@ -162,7 +162,7 @@ def read_gpu_model(values: Values, field: str) -> None:
 
 
 def _count_tasks_by_gpus(values: Values) -> None:
-    """The number of tasks where GPUs in all and per task, or tasks per GPU, say it."""
+    """Return the number of tasks if total GPUs and GPUs per task, or tasks per GPU, define it."""
     if values["ntasks"] is None and values["ntasks_per_node"] is None and values["gpus"]:
         if values["gpus_per_task"]:
             if values["gpus"] % values["gpus_per_task"]:
@@ -173,7 +173,7 @@ def _count_tasks_by_gpus(values: Values) -> None:
 
 
 def _fewest_nodes(values: Values, partition: Partition | None, *, at_least: int) -> int:
-    """The least number of nodes of ``partition``, ``at_least`` so many, that tasks and GPUs fit and divide evenly."""
+    """Return the fewest nodes of ``partition``, ``at_least`` or more, for an even division of tasks and GPUs."""
     shapes = () if partition is None else partition.groups
     gpus = max((group.gpus for group in shapes), default=0) or _NO_LIMIT
     cpus = max((group.cpus for group in shapes), default=_NO_LIMIT)
@@ -192,7 +192,7 @@ def _fewest_nodes(values: Values, partition: Partition | None, *, at_least: int)
             for n in range(at_least, min(largest, 100_000) + 1)
             if all(total % n == 0 and total // n <= most for total, most in totals)
         ),
-        at_least,  # the limits of the partition explain what does not fit
+        at_least,  # the limits of the partition explain requests that do not fit
     )
 
 
@@ -212,7 +212,7 @@ def _share(values: Values, total: str, per_node: str, nodes: int) -> None:
 
 
 def _resolve_per_gpu(values: Values) -> None:
-    """What is named per GPU or per task, now that a node's GPUs or tasks are known."""
+    """Resolve values per GPU or per task, once a node's GPUs or tasks are known."""
     if values["gpus_per_task"]:
         if values["ntasks_per_node"] is None and values["gpus_per_node"]:
             values.set(

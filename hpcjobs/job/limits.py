@@ -27,13 +27,13 @@ class _Need(NamedTuple):
     """Something the job needs on each node."""
 
     text: str
-    """What was requested, and where."""
+    """The request, and its source."""
     most: str
-    """What the nodes of the partition have at most."""
+    """The most that the nodes of the partition have."""
 
 
 def partition_problems(job: Job, name: str, partition: Partition) -> Iterator[str]:
-    """What keeps ``job`` out of ``partition``: nothing, if enough nodes of it have what each node of the job needs."""
+    """Return the reasons against ``job`` in ``partition``; empty if enough nodes have the requested resources."""
     limits = list(_limit_problems(job, name, partition))
     yield from limits
     unmet = [(group, _unmet(job, partition, group)) for group in partition.groups]
@@ -98,7 +98,7 @@ def _cpus_for_memory(job: Job, partition: Partition, group: NodeGroup) -> int:
 
 
 def _unmet(job: Job, partition: Partition, group: NodeGroup) -> dict[str, _Need]:
-    """What the job needs and a node of ``group`` has not, by kind."""
+    """Return the requested resources that a node of ``group`` lacks, by kind."""
     unmet: dict[str, _Need] = {}
     requested, cpus, memory = job.resources, _cpus(job), _memory(job, group)
     available = min(group.cpus, partition.max_cpus_per_node or group.cpus)
@@ -135,7 +135,7 @@ def _gpus(job: Job) -> str:
 
 
 def _satisfies(constraint: str, features: Sequence[str]) -> bool:
-    """Whether a node of these features may run the job; of what is more than names, ``&`` and ``|``, Slurm decides."""
+    """Whether a node of these features may run the job; Slurm decides about ``&`` and ``|``."""
     if not _SIMPLE_CONSTRAINT.match(constraint):
         return True
     result, operator = True, "&"
@@ -175,11 +175,11 @@ class DoesNotFitError(RequestError):
 
 
 def check_limits(job: Job, site: Site, partitions: Mapping[str, Partition]) -> None:
-    """Compare ``job`` with ``partitions``, of which one is enough, and with its QOS.
+    """Compare ``job`` with ``partitions`` (one match is enough) and with its QOS.
 
     Raises:
         DoesNotFitError: one line per limit exceeded, each with the option, where it was read,
-            what is allowed, and the file that says so.
+            the limit, and the file of the limit.
     """
     problems = [*_request_problems(job), *_license_problems(job, site)]
     if job.kind.takes_sbatch_options:
@@ -206,7 +206,7 @@ def _problems_in(job: Job, site: Site, name: str, partition: Partition) -> list[
 
 
 def _where_it_fits(job: Job, site: Site, partitions: Mapping[str, Partition]) -> str | None:
-    """The options that take the job as it is: other partitions, or a QOS for so long a job."""
+    """Suggest options that admit the job: other partitions, or a QOS with a longer limit."""
     others = {name: partition for name, partition in site.partitions.items() if name not in partitions}
     fitting = [name for name, partition in others.items() if not _problems_in(job, site, name, partition)]
     if fitting:
@@ -276,7 +276,7 @@ def _host_problems(job: Job) -> Iterator[str]:
 
 
 def _qos_problems(job: Job, site: Site, name: str | None, partition: Partition | None) -> Iterator[str]:
-    """The QOS that is named, or that the job gets without: accepted by the partition, and for so long a job."""
+    """Return the named QOS, or the default one: accepted by the partition, with a limit of this length."""
     # A plugin that may choose the partition of a job that names none may choose its QOS too.
     qos = job.resources.qos or (None if site.chooses_partition else site.default_qos)
     if not qos:
@@ -294,28 +294,28 @@ def _qos_problems(job: Job, site: Site, name: str | None, partition: Partition |
 
 
 Problem = tuple[str, tuple[str, ...]]
-"""What is wrong, and the key of the policy that says so."""
+"""A violation, and the key of the policy."""
 
 
 def add_mandatory(values: Values, site: Site) -> None:
-    """Request what the policies of ``site`` make mandatory and nobody has requested."""
+    """Add mandatory requests of the site's policies that the user did not make."""
     for applied in site.policies:
         for field, value in _mandatory(applied.policy).items():
             values.default(field, value, f"policy {applied.path}")
 
 
 def mandatory_options(job: Job) -> dict[str, object]:
-    """What the policies of ``job`` make mandatory, by fields of `Resources`."""
+    """Return mandatory requests of the policies of ``job``, by fields of `Resources`."""
     return {field: value for applied in job.policies for field, value in _mandatory(applied.policy).items()}
 
 
 def with_policies(job: Job) -> Job:
     """``job`` with the policies of today, with which it is compared: every plan of a job goes through here.
 
-    They are those of its cluster and its site file, and of the files whose policy it came under before.
+    Policies of its cluster, of its site file, and of the files with the policies that applied before.
 
     Raises:
-        RequestError: one line per rule that is broken, each with what was requested, where that was said, and the file
+        RequestError: one line per violated rule, each with the request, its source, and the file
             and line of the rule.
     """
     clusters = (
@@ -327,7 +327,7 @@ def with_policies(job: Job) -> Job:
 
 
 def check_change(job: Job, changed: Job, policies: Sequence[AppliedPolicy]) -> None:
-    """Compare ``changed``, which ``job`` is to become, with ``policies``; what was the same before is not its fault.
+    """Compare ``changed``, the new version of ``job``, with ``policies``; unchanged values are accepted.
 
     Raises:
         RequestError: as `with_policies`.
@@ -383,7 +383,7 @@ def _size_problems(job: Job, policy: Policy) -> Iterator[Problem]:
 
 
 def gpu_counts(job: Job, nodes: int) -> Iterator[tuple[str, int]]:
-    """How many GPUs the job requests by each option that says so, and the option."""
+    """Return the number of GPUs by each option that requests them, and the option."""
     resources = job.resources
     per_node = resources.ntasks_per_node if isinstance(resources.ntasks_per_node, int) else job.ntasks_per_node
     tasks = resources.ntasks if isinstance(resources.ntasks, int) else nodes * per_node

@@ -1,4 +1,4 @@
-"""The request (`JobSpec`), the resolved job (`Job`), and what will be sent (`Plan`)."""
+"""The request (`JobSpec`), the resolved job (`Job`), and the submission (`Plan`)."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,7 +29,7 @@ class Flag:
 
 
 class JobSpec(Frozen, frozen=True):
-    """The request for a job, from flags, a spec file or Python: everything optional, nothing added.
+    """The request for a job, from flags, a spec file or Python. All fields are optional; no defaults are filled in.
 
     Each option of a job is declared here alone: its name, its type, and its line of help, which every verb that submits
     jobs prints (`hpcjobs.cli.options`).
@@ -110,9 +110,9 @@ class Layer(NamedTuple):
     source: str
     spec: JobSpec
     sources: Mapping[str, str] = {}
-    """Where single fields were read, if not at ``source``."""
+    """Sources of single fields, if not ``source``."""
     batch_script: bytes | None = None
-    """The batch script whose options these are."""
+    """The batch script of these options."""
 
 
 class Bind(NamedTuple):
@@ -130,9 +130,9 @@ class Inside(Frozen, frozen=True):
     program: str
     name: str
     image: str
-    """Absolute; with pyxis perhaps no file but what enroot fetches."""
+    """Absolute; with pyxis it may be a name that enroot fetches."""
     fingerprint: str | None
-    """Of the image when it was submitted; None: it has none."""
+    """The image's at submission; None: it has no fingerprint."""
     binds: tuple[Bind, ...]
     gpu: str | None
     """The runtime's option for GPUs, without its dashes."""
@@ -146,7 +146,7 @@ class Inside(Frozen, frozen=True):
     driver: str | None
     """The oldest NVIDIA driver that will do."""
     package_folder: str
-    """Where Python finds this package in the image."""
+    """Path of this package in the image."""
 
 
 class Job(Frozen, frozen=True):
@@ -190,20 +190,20 @@ class Job(Frozen, frozen=True):
     """On a local site, the hosts that mpirun or horovodrun reach by ssh (``nodelist``); empty: this machine."""
     mpi: str | None
     affinity: Affinity
-    """What binds the ranks to cores and GPUs."""
+    """Bindings of the ranks to cores and GPUs."""
     interface: str | None
     address_suffix: str
     prologue: tuple[str, ...]
     """Shell lines before the launch: modules, conda or venv, the site's own."""
     env: dict[str, str]
     run_root: str
-    """Absolute folder in which the run folder is made."""
+    """Absolute parent of the run folder."""
     retries: Retries | None
     """None: whatever ends it ends it for good."""
     node_python: str
     """The Python that decides about further attempts, on the job's first node."""
     signal_before_s: int | None
-    """Seconds before the time limit at which the program gets its signal; None: from what it measures."""
+    """Seconds between the program's signal and the time limit; None: from its own measurements."""
     left_out: dict[str, str]
     """Nodes excluded because a check found them bad, each with the reason."""
     preflight: tuple[str, ...]
@@ -213,21 +213,21 @@ class Job(Frozen, frozen=True):
     min_nodes: int | None
     """The fewest nodes that are a world; None: all of them."""
     container: Inside | None
-    """None: the program runs on the node as it is."""
+    """None: the program runs directly on the node."""
     untrusted: tuple[str, ...] = ()
-    """What a repository's site file, which nobody has trusted, has put into it: it cannot be submitted."""
+    """Values from a repository's untrusted site file: such a job cannot be submitted."""
     messages: tuple[str, ...] = ()
-    """What the centre wants its users to read, and what the partition does to such a job."""
+    """Notes of the centre for its users, and the partition's effects on such a job."""
     policies: tuple[AppliedPolicy, ...] = ()
     """The centre's policies that hold for it."""
     monitor: bool = False
-    """Whether a sampler runs beside the program on each node."""
+    """Whether each node runs a sampler."""
     figures: dict[str, Figure] = {}
     """Figures of merit that are read from the log, by name; the first one is the figure of the run."""
     notify: tuple[str, ...] = ()
-    """Options of ``notify.sh``, which reports the job's end; empty: nothing does."""
+    """Options of ``notify.sh``, which reports the job's end; empty: no reports."""
     layers: tuple[Layer, ...] = ()
-    """What was requested, layer by layer, so that it can be requested again with changes."""
+    """The request by layers, for a new request with changes."""
 
     @property
     def kind(self) -> SchedulerKind:
@@ -236,7 +236,7 @@ class Job(Frozen, frozen=True):
 
     @property
     def batch_script(self) -> bytes | None:
-        """A script that starts its own tasks: it is run once, on the first node."""
+        """Whether the program is a script that starts its tasks itself: it runs once, on the first node."""
         return next((layer.batch_script for layer in self.layers if layer.batch_script is not None), None)
 
     def describe_option(self, field: str) -> str:
@@ -256,13 +256,13 @@ class Job(Frozen, frozen=True):
 
 
 class Plan(NamedTuple):
-    """Exactly what a submission will write and run; a dry run prints it."""
+    """A complete submission: script, run folder, command; a dry run prints it."""
 
     job: Job
     script: str
     """Text of ``job.sh``."""
     run_dir: Path
     command: tuple[str, ...]
-    """What hands the script to the scheduler."""
+    """The command that hands the script to the scheduler."""
     made_by: str
     """The command line that made the request."""

@@ -46,7 +46,7 @@ def plan(
     allow_untrusted: bool = False,
     **options: object,
 ) -> Plan:
-    """What submitting ``request`` to ``site`` would write and run.
+    """Return the submission of ``request`` to ``site``; writes no files.
 
     ``plan(JobSpec(program=("train.py",), resources=Resources(nodes=4)), site)`` and
     ``plan("train.py", site, nodes=4)`` are the same.
@@ -54,8 +54,8 @@ def plan(
     Args:
         request: a `JobSpec`; or a program (a bundled trainer's name, a dotted module, a ``.py`` file or an executable)
             and its arguments, where one text is split like a shell line; or the name of a job of the project file, or
-            nothing for its only one.
-        site: a site, its name, or the path of its file; default HPCJOBS_SITE, then that of the project file, then the
+            an empty one for its only job.
+        site: a site, its name, or the path of its file; default HPCJOBS_SITE, then the project file's, then the
             user's config, then ``local``.
         spec: a `JobSpec` in a YAML file, or as layers; ``request`` and ``options`` win over it.
         made_by: the command named in the script's header.
@@ -107,9 +107,9 @@ def resolve_request(
     settings_of: str = "sbatch",
     **options: object,
 ) -> Job:
-    """The job that `plan` would render, from the same arguments; nothing is rendered.
+    """Return the job that `plan` would render from the same arguments.
 
-    ``settings_of`` is the command whose variables of the environment count.
+    ``settings_of`` is the command that gives its name to variables of the environment.
     """
     where = site if isinstance(site, Site) else load_site(site or default_site())
     layers = read_layers(spec)
@@ -123,14 +123,14 @@ def resolve_request(
 
 
 def read_layers(spec: Layer | Sequence[Layer] | str | Path) -> list[Layer]:
-    """The layers of ``spec``; a path is that of a spec file."""
+    """Return the layers of ``spec``; a path names a spec file."""
     if isinstance(spec, str | Path):
         return [Layer(str(spec), read_yaml(Path(spec), JobSpec, what="spec file", prepare=split_programs))]
     return [spec] if isinstance(spec, Layer) else list(spec)
 
 
 def plan_of(job: Job, run_dir: Path, *, made_by: str, allow_untrusted: bool = False) -> Plan:
-    """What submitting ``job`` with this run folder would write and run; ``allow_untrusted`` as in `plan`.
+    """Return the submission of ``job`` with this run folder; ``allow_untrusted`` as in `plan`.
 
     Raises:
         RequestError: a policy of the centre refuses it.
@@ -203,7 +203,7 @@ def _unused_locally(job: Job) -> list[str]:
 
 
 def _options_of_script(job: Job) -> Iterator[str]:
-    """What a batch script names and hpcjobs does otherwise."""
+    """Yield options of a batch script that hpcjobs treats differently."""
     if job.batch_script is None:
         return
     for field in ("output", "error"):
@@ -212,7 +212,7 @@ def _options_of_script(job: Job) -> Iterator[str]:
 
 
 def _python_of_hpcjobs(job: Job) -> Iterator[str]:
-    """A program of Python that gets the environment of hpcjobs because nothing names another: what it would lack."""
+    """Yield packages missing for a Python program that runs in hpcjobs' environment because no other is named."""
     is_ours = job.python == sys.executable and job.argv[0] == job.python and job.container is None
     if not is_ours or job.prologue or job.batch_script is not None:
         return
@@ -229,20 +229,20 @@ def _python_of_hpcjobs(job: Job) -> Iterator[str]:
 
 
 def _find_imports(job: Job) -> list[str]:
-    """Packages without which the program cannot start, as far as it says so before anything else."""
+    """Return the imports that a program needs at its start, from its first statements."""
     if any(arg.startswith(TRAINER_MODULE) for arg in job.argv[1:5]):
         return ["torch"]
     try:
         statements = ast.parse(_source(job) or "").body
     except (SyntaxError, ValueError):
-        return []  # the program says so itself
+        return []  # the program reports the error itself
     names = [alias.name for each in statements if isinstance(each, ast.Import) for alias in each.names]
     names += [each.module for each in statements if isinstance(each, ast.ImportFrom) and each.module and not each.level]
     return list(dict.fromkeys(name.partition(".")[0] for name in names))
 
 
 def _folder_of_program(job: Job) -> Path:
-    """The folder whose modules the program can import."""
+    """Return the folder of modules that the program can import."""
     file = job.argv[2] if len(job.argv) > 2 and job.argv[2].endswith(".py") else "."
     return Path(job.chdir, file).parent if file != "." else Path(job.chdir)
 

@@ -40,13 +40,13 @@ def program_words(program: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def program_argv(program: tuple[str, ...], *, python: str, chdir: Path) -> tuple[str, ...]:
-    """What each task runs for ``program``.
+    """Return the command of each task for ``program``.
 
-    A dotted module runs as ``python -u -m``, a ``.py`` file as ``python -u FILE``, anything else as the executable it
-    is. A bundled trainer's name and a module of hpcjobs run without the modules of the folder that they start in.
+    A dotted module runs as ``python -u -m``, a ``.py`` file as ``python -u FILE``, other programs directly. A
+    bundled trainer's name and a module of hpcjobs run without the modules of the folder that they start in.
 
     Raises:
-        RequestError: nothing to run, or the file is not there.
+        RequestError: no program, or its file is missing.
     """
     if not program:
         raise RequestError(
@@ -86,7 +86,7 @@ def split_module(argv: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
 def misspelt_trainer(program: str) -> str | None:
     """The trainer that ``program`` may have been meant to name: a command that is not on PATH here.
 
-    It is no error: the nodes may have a command of that name.
+    This is no error: the nodes may have a command of that name.
     """
     if "/" in program or "." in program or program in trainers() or shutil.which(program) is not None:
         return None
@@ -110,7 +110,7 @@ def check_program(program: Sequence[str], site: Site, *, python: str, chdir: Pat
     """Check the flags of a bundled trainer; without an image on this machine also that command or module exists.
 
     Raises:
-        RequestError: the program would fail at its start; what it would say.
+        RequestError: the program would fail at its start; has its message.
     """
     first, *arguments = program
     if (trainer := first.removeprefix(TRAINER_MODULE)) in trainers():
@@ -120,7 +120,7 @@ def check_program(program: Sequence[str], site: Site, *, python: str, chdir: Pat
 
 
 def check_trainer(trainer: str, arguments: Sequence[str]) -> None:
-    """Raise what ``trainer`` would say to ``arguments``.
+    """Raise the error that ``trainer`` would raise for ``arguments``.
 
     Raises:
         RequestError: it would refuse them.
@@ -161,7 +161,7 @@ def _is_option_of_submit(argument: str) -> bool:
 
 
 def options_of_submit() -> frozenset[str]:
-    """The long options of ``hpcjobs submit``, without those that it passes to sbatch unread."""
+    """Return the long options of ``hpcjobs submit``, without options passed to sbatch unread."""
     from hpcjobs.job.models import JobSpec
     from hpcjobs.site.resources import FIELDS, OPTIONS, Treatment
 

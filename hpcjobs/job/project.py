@@ -31,7 +31,7 @@ class Project(JobSpec, frozen=True):
     site: str | None = None
     """Name of the site where its jobs run [the default site]."""
     jobs: dict[str, JobSpec] = {}
-    """Further jobs by name, each with the keys of a spec file; the keys beside `jobs` hold for them too."""
+    """Further jobs by name, each with the keys of a spec file; keys outside `jobs` apply to them too."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,7 +49,7 @@ class Requested(NamedTuple):
 
     request: JobSpec
     layers: tuple[Layer, ...] = ()
-    """Lowest first; empty: the request has a program of its own."""
+    """Lowest first; empty: the request already has a program."""
 
 
 def read_project(path: Path) -> Project:
@@ -64,7 +64,7 @@ def read_project(path: Path) -> Project:
 
 
 def split_programs(tree: Any) -> Any:
-    """``tree`` of a spec or project file in which each ``program`` is a list; a text is split like a shell line."""
+    """Return ``tree`` of a spec or project file with each ``program`` as a list; text is split like a shell line."""
     if not isinstance(tree, Mapping):
         return tree
     split = {key: program_words(value) if key == "program" and isinstance(value, str) else value
@@ -77,7 +77,7 @@ def split_programs(tree: Any) -> Any:
 def with_project(request: JobSpec) -> Requested:
     """Find the job of the project file that ``request`` names in place of a program, or its only job.
 
-    Arguments behind the name are added to those of the job's program.
+    Arguments after the name are appended to the job's program.
 
     Raises:
         ConfigError: the project file is wrong. RequestError: it has several jobs, and none is named.
@@ -124,10 +124,10 @@ def _in_folder(spec: JobSpec, folder: Path) -> JobSpec:
 
 
 def project_text(request: JobSpec, site: str | None = None) -> str:
-    """A project file whose job is ``request``, with the options of its program's ``#SBATCH`` lines.
+    """Write a project file for ``request``, with the options of its program's ``#SBATCH`` lines.
 
     Raises:
-        RequestError: a line of the script is no option of sbatch.
+        RequestError: a line of the script is not an option of sbatch.
     """
     specs = [layer.spec for layer in batch_layers([Layer("flag", request)])] + [request]
     stated = [{key: value for key, value in to_builtins(spec).items() if value} for spec in specs]

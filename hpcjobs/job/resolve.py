@@ -52,7 +52,7 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
     clears ``avoid`` too.
 
     Raises:
-        RequestError: nothing to run, an unknown partition or launcher, or a limit exceeded; every
+        RequestError: no program, an unknown partition or launcher, or a limit exceeded; every
             limit that is exceeded is named at once.
     """
     spec, sources = _merge_layers(layers)
@@ -78,7 +78,7 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
     on_node = choose_python(site)
     python = on_node if inside is None else site.containers.python
     argv = program_argv(spec.program, python=python, chdir=chdir) if script is None else batch_argv(spec)
-    if script is None and not spec.no_check and "{" not in "".join(spec.program):  # a sweep checks what it fills in
+    if script is None and not spec.no_check and "{" not in "".join(spec.program):  # a sweep checks its own values
         check_program(spec.program, site, python=python, chdir=chdir, in_image=inside is not None)
     hosts = _hosts(values, site)
     retries, signal_before_s = resolve_retries(spec, site, values)
@@ -151,7 +151,7 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
 
 
 def _merge_figures(layers: Sequence[Layer], site: Site) -> dict[str, Figure]:
-    """The figures of all layers by name, those of the last layer first; null leaves one of a lower layer out."""
+    """Return the figures of all layers by name, the last layer first; null removes one of a lower layer."""
     merged: dict[str, Figure | None] = {}
     stated = [named_figures(site.figures)]
     for layer in layers:
@@ -193,7 +193,7 @@ def _resolve_values(
 ) -> tuple[Values, dict[str, Partition]]:
     """Every resource resolved, tasks and GPUs by the node, and the partitions named.
 
-    Of a batch script everything stays as it is: the layout of its tasks is its own, and Slurm alone knows its limits.
+    A batch script stays unchanged: it lays out its tasks itself, and Slurm alone knows its limits.
     """
     values = merge_resources(layers, site, batch=batch)
     partitions = {} if batch else named_partitions(values, site)
@@ -210,7 +210,7 @@ def _resolve_values(
 
 
 def _typical(values: Values, partitions: Mapping[str, Partition]) -> Partition | None:
-    """The partition whose nodes a total is divided by: the first one, for a job with GPUs the first that has some."""
+    """Return the partition that divides a total: the first one, for a job with GPUs the first with GPUs."""
     with_gpus = [one for one in partitions.values() if any(group.gpus for group in one.groups)]
     has_gpus = any(values[field] not in (None, 0, "0") for field in ("gpus", "gpus_per_node", "gpus_per_task"))
     return next(iter(with_gpus if has_gpus and with_gpus else partitions.values()), None)
@@ -272,7 +272,7 @@ def _container(
 def _leave_out(
     avoid: Mapping[str, str], values: Values, partitions: Mapping[str, Partition], *, nodes: int
 ) -> dict[str, str]:
-    """Exclude what can be done without, beside what the user excludes; the nodes, with the reasons."""
+    """Exclude known bad nodes, if enough others remain, in addition to the user's; return them with reasons."""
     excluded, source = values["exclude"], values.sources.get("exclude")
     if excluded is None and source is not None:
         return {}

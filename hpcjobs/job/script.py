@@ -1,4 +1,4 @@
-"""Renders the script of a job and checks what sbatch will read in it; locates the run folder."""
+"""Renders the script of a job and checks the options that sbatch will read; locates the run folder."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def locate_run_root(site: Site, chdir: Path) -> Path:
     """The absolute ``run_root`` of ``site`` for a job that starts in ``chdir``; links are followed to see where it is.
 
     Raises:
-        RequestError: a variable in it is not set here, or each node has a folder of its own there.
+        RequestError: a variable in it is not set here, or each node has a separate folder there.
     """
     # Cron and containers often leave USER out.
     variables = {"USER": user_name(), **os.environ}
@@ -104,7 +104,7 @@ def is_template(path: Path) -> bool:
 
 
 def read_template(path: Path) -> str:
-    """The text of a template, as it is rendered.
+    """Return the text of a template before rendering.
 
     Raises:
         ConfigError: it cannot be read.
@@ -136,7 +136,7 @@ class _ProjectLoader(jinja2.FileSystemLoader):
 
 
 def render(job: Job, run_dir: Path, *, made_by: str, by_hand: bool = False, untrusted: list[Path] | None = None) -> str:
-    """The text of ``job.sh``: what sbatch gets and what an admin reads.
+    """Return the text of ``job.sh``, for sbatch and for an administrator.
 
     ``made_by`` is the command the header names. ``by_hand`` is the text that a user can give to sbatch without hpcjobs:
     it makes its run folder with the shell files, and its log is a file of the folder where sbatch is called, since
@@ -163,7 +163,7 @@ def render(job: Job, run_dir: Path, *, made_by: str, by_hand: bool = False, untr
 
 
 def setup_text(job: Job, run_dir: Path, *, launched_by: str) -> str:
-    """What ``job.sh`` does on the node before it starts a task: for who starts the tasks by other means.
+    """Return the set-up that ``job.sh`` does on the node before it starts a task, for tasks started by other means.
 
     It reads HPCJOBS_JOB_ID, HPCJOBS_RUN_DIR and HPCJOBS_SCHEDULER.
     """
@@ -227,7 +227,7 @@ def _in_background(line: str, job: Job) -> str:
 
 
 def _attempts_options(job: Job) -> tuple[str, ...]:
-    """Options of ``node.pyz attempts``, beside those that only the node knows."""
+    """Return options of ``node.pyz attempts``, without values known only on the node."""
     retries = job.retries
     assert retries is not None
     budgets = f"timeout={retries.timeout},preempt={retries.preempt},node={retries.node},error={retries.error}"
@@ -242,7 +242,7 @@ def _attempts_options(job: Job) -> tuple[str, ...]:
 
 
 def _figures_options(job: Job) -> tuple[str, ...]:
-    """Arguments of ``figures.pyz``, before those that only the node knows."""
+    """Return arguments of ``figures.pyz``, before values known only on the node."""
     rules = [
         {"name": name, "pattern": figure.pattern, "json_path": figure.json, "unit": figure.unit_text,
          "better": figure.better, "take": figure.take}
@@ -252,7 +252,7 @@ def _figures_options(job: Job) -> tuple[str, ...]:
 
 
 def _first_words(job: Job) -> tuple[str, ...]:
-    """What is run in the image once, before any task: a start that fails fails once, and early."""
+    """Return a command that runs in the image once, before any task: a start that fails is reported once, and early."""
     if job.argv[0] != job.python:
         return ("sh", "-c", ":")
     old = "the image's Python is older than 3.10"
@@ -261,7 +261,7 @@ def _first_words(job: Job) -> tuple[str, ...]:
 
 @contextmanager
 def _explain_errors(job: Job) -> Iterator[None]:
-    """Turn what jinja2 raises into errors that name the template and its line."""
+    """Turn errors of jinja2 into errors with the template and its line."""
     try:
         yield
     except jinja2.TemplateNotFound as error:
@@ -292,7 +292,7 @@ def _where(error: Exception) -> str | None:
 
 
 def _environment(untrusted: list[Path] | None = None) -> jinja2.Environment:
-    """The compiled templates are kept between runs: compiling costs more than everything else here."""
+    """Keep compiled templates between runs: compiling costs more than all the rest."""
     here, *others = template_folders()
     only_shipped = jinja2.PrefixLoader({"shipped": jinja2.FileSystemLoader(str(data_folder("templates")))})
     of_project = [_ProjectLoader(here, untrusted)] if is_project_folder(here, *others) else []
@@ -331,7 +331,7 @@ def _header(job: Job, made_by: str, template: str) -> list[str]:
 
 
 def files_of_submit(job: Job) -> tuple[str, ...]:
-    """What ``hpcjobs submit`` puts into the run folder and the script needs there, by name."""
+    """Return the files that the script needs in the run folder, by name."""
     return (
         *(("node.pyz",) if job.retries else ()),
         *((MONITOR_PROGRAM,) if job.monitor else ()),
@@ -349,7 +349,7 @@ def _header_by_hand(job: Job) -> list[str]:
 
 
 _LOGS = ("%x_%j.out", "%x_%A_%a.out")
-"""Names of the log of a job and of a task of an array, as sbatch writes them."""
+"""Names of the log of a job and of an array task, in sbatch's notation."""
 
 
 def _directive_lines(job: Job, run_dir: Path | None) -> list[str]:

@@ -16,20 +16,20 @@ from hpcjobs.site.yaml_file import YamlFile, convert_tree, merge_trees, read_cha
 
 
 class _Section(Frozen, frozen=True):
-    """The part of a centre's file that its policy stands in."""
+    """The section of a centre's file with its policy."""
 
     policy: Policy
     cluster: str | None = None
 
 
 def find_policies(site: Site, files: Sequence[YamlFile]) -> tuple[AppliedPolicy, ...]:
-    """The policies that hold for ``site``, which ``files`` give: of the centre's files among them and of its name.
+    """Return the policies for ``site``, read from ``files``: of the centre's files among them, and of its name.
 
-    And those whose `cluster` the site states or Slurm's commands reach. So a file of one's own that has nothing to do
-    with the centre's comes under its policy too, and one that extends a file of another cluster escapes none.
+    Also policies of the `cluster` that the site states or Slurm's commands reach. So a user's file without any relation
+    to the centre's comes under its policy too, and one that extends a file of another cluster escapes no policy.
 
     Raises:
-        ConfigError: a policy is wrong, or stands in a file that is not the centre's.
+        ConfigError: a policy is wrong, or in a file that is not the centre's.
     """
     for file in files:
         if isinstance(file.tree, dict) and "policy" in file.tree and layer_of(file.path) != "centre":
@@ -50,7 +50,7 @@ def find_policies(site: Site, files: Sequence[YamlFile]) -> tuple[AppliedPolicy,
 def find_clusters(sbatch: Iterable[str], slurm_conf: str | None) -> frozenset[str]:
     """The clusters, in small letters, that may get a job with the options ``sbatch``: it runs on one of them.
 
-    Those that the options name, else SLURM_CLUSTERS, else the one of ``slurm_conf`` or Slurm's own configuration.
+    Clusters of the options, or SLURM_CLUSTERS, or the cluster of ``slurm_conf`` or of Slurm's own configuration.
     """
     values = [value for name, value in map(option_of, sbatch) if name == "clusters" and value]
     named = {cluster.strip() for value in values for cluster in value.split(",")} or named_clusters()
@@ -65,7 +65,7 @@ def _is_named(cluster: str, names: Collection[str]) -> bool:
 def policies_of_job(site: str, clusters: Iterable[str], *, paths: Collection[str] = ()) -> tuple[AppliedPolicy, ...]:
     """The policies for a job that ``site`` was submitted by, to the cluster that has one of these names.
 
-    And those of the files ``paths``, under which it came before.
+    Also policies of the files ``paths``, which applied before.
 
     Raises:
         ConfigError: a policy is wrong.

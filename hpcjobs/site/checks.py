@@ -21,13 +21,13 @@ class Frozen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 MOST = 10_000_000
 """A count beyond it is a slip of the finger."""
 _LONGEST_NAME = 180
-"""A file name has 255 characters, and more than the job's name stands in those of a run."""
+"""Most characters: a file name has 255, and names of a run contain more than the job's name."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*\Z", re.ASCII)
 _SLURM_NAME = re.compile(r"\w[\w.:+@/=~-]*\Z", re.ASCII)
 
 
 def check_name(value: str, what: str) -> None:
-    """Refuse a ``what`` that would need quoting in a file name or a Slurm option."""
+    """Refuse a ``what`` that needs quoting in a file name or a Slurm option."""
     if not _NAME.match(value):
         raise ValueError(f"{what} {value!r}: use letters, digits, '_', '.', '-', and start with a letter or digit")
     if len(value) > _LONGEST_NAME:
@@ -42,8 +42,7 @@ def check_job_name(value: str) -> None:
 
 
 def check_slurm_name(value: str, what: str) -> None:
-    """Refuse a ``what`` that no partition, QOS or feature of Slurm can be called, or that a job script would need to
-    quote."""
+    """Refuse a ``what`` that cannot be a partition, QOS or feature of Slurm, or needs quotes in a job script."""
     if not _SLURM_NAME.match(value):
         raise ValueError(f"{what} {value!r}: use letters, digits and _.:+@/=~-, and start with a letter, a digit or _")
     if len(value) > _LONGEST_NAME:
@@ -59,13 +58,13 @@ def check_count(value: int, what: str, *, least: int = 1) -> None:
 
 
 def check_line(value: str, what: str) -> None:
-    """Refuse what cannot stand in one line of a script."""
+    """Refuse a value that does not fit into one line of a script."""
     if not value or any(ord(char) < 32 for char in value):
         raise ValueError(f"{what} {value!r}: empty values, newlines and control characters are refused")
 
 
 def check_amount(value: float | None, what: str) -> None:
-    """Refuse a price or a power that nothing can have."""
+    """Refuse an impossible price or power."""
     if value is not None and not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{what} must be a number, finite and not negative, not {value}")
 

@@ -1,4 +1,4 @@
-"""Figures of merit: what a program prints that says how fast or how good a run is; presets of known programs."""
+"""Figures of merit: patterns of printed values that tell the speed or quality of a run; presets of known programs."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -24,9 +24,9 @@ class Figure(Frozen, frozen=True):
     json: str | None = None
     """Path of the number in lines that are JSON objects: ``train.tokens_per_s``."""
     unit: str | None = None
-    """Its unit; ``None``: a word such as ``tokens/s`` of the pattern, else none."""
+    """Its unit; ``None``: a word such as ``tokens/s`` of the pattern, if there is one."""
     better: Literal["more", "less"] = "more"
-    """Which of two values is the better one. Of a time it is ``less``."""
+    """Which of two values is better; for a time, ``less``."""
     take: Literal["median", "last"] = "median"
     """Which of the values that a run prints is its result."""
 
@@ -103,7 +103,7 @@ PRESETS: Final[dict[str, dict[str, Figure]]] = {
         "loss": Figure(pattern=r"'train_loss': '?([\d.]+)", better="less", take="last"),
     },
 }
-"""Figures of programs whose output is known, by the name that ``--metric`` and ``figures:`` take."""
+"""Figures of known programs, by the name that ``--metric`` and ``figures:`` accept."""
 
 
 def parse_metric(text: str) -> dict[str, Figure]:
@@ -113,7 +113,7 @@ def parse_metric(text: str) -> dict[str, Figure]:
     to the group, or the last key of the path.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: not a figure.
     """
     options: dict[str, str] = {}
     rest = text.strip()
@@ -169,7 +169,7 @@ def check_figures(figures: Mapping[str, Figure | str | None]) -> None:
 
 
 def named_figures(figures: Mapping[str, Figure | str | None]) -> dict[str, Figure | None]:
-    """``figures`` of a file with every text replaced: a preset brings all of its own, a pattern has the key's name."""
+    """Return ``figures`` of a file without texts: a preset adds its figures, a pattern gets the key's name."""
     resolved: dict[str, Figure | None] = {}
     for name, figure in figures.items():
         if not isinstance(figure, str):

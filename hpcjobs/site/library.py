@@ -53,11 +53,11 @@ def default_site() -> str:
 
 
 def find_default_site() -> str | None:
-    """HPCJOBS_SITE, else the site of the project file, else that of the user's config; else ``local`` or a Slurm's.
+    """Return HPCJOBS_SITE, or the project file's site, or the user's configured site, or ``local`` or a Slurm site.
 
     On a machine with a Slurm that is the sandbox's while SLURM_CONF names the sandbox, if the sandbox is like a site.
-    Else it is the Slurm site whose `cluster` is this machine's, or the only one that states no `cluster`, among the
-    files of the user, then of the centre, then of the project; None: there is none, or the first of these layers that
+    Otherwise it is the Slurm site with this machine's `cluster`, or the only one without a `cluster`, among the
+    files of the user, then of the centre, then of the project; None: no such site, or the first of these layers that
     has one has several.
     """
     if name := os.environ.get("HPCJOBS_SITE"):
@@ -100,11 +100,11 @@ def load_site(name: str, *, allow_untrusted: bool = False) -> Site:
     and limits, run by the sandbox's Slurm with this machine's software.
 
     Args:
-        allow_untrusted: also a site whose file comes with a repository and is not trusted: with a warning, for verbs
-            that only print it or what follows from it.
+        allow_untrusted: accept an untrusted site of a repository, with a warning, for verbs
+            that only print it or its effects.
 
     Raises:
-        ConfigError: no such site, its file is wrong, or is not trusted and sets what acts under the user's name.
+        ConfigError: no such site, its file is wrong, or it is untrusted and sets values that act under the user's name.
     """
     path = find_file(name)
     _warn_of_shadows(path)
@@ -140,7 +140,7 @@ def _load_quietly(path: str) -> Site | None:
 
 
 def read_site(path: Path) -> Site:
-    """The site of the file ``path`` and of those that it extends, as they are written: to be described, not used.
+    """Read the site of ``path`` and of the files that it extends, unresolved: for descriptions, not for use.
 
     Raises:
         ConfigError: a file is wrong or missing.

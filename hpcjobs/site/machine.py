@@ -26,7 +26,7 @@ def slurm_is_here() -> bool:
 
 @functools.cache
 def _has_configuration(conf: str | None) -> bool:
-    """A file tells, or else a Slurm command: the configuration may come from the controller (configless)."""
+    """Whether a file exists, or a Slurm command: the configuration may come from the controller (configless)."""
     if conf:
         return os.path.exists(conf)
     if any(map(os.path.exists, _CONFIGURATIONS)):
@@ -40,7 +40,7 @@ def _has_configuration(conf: str | None) -> bool:
 
 _CACHE_S = 86_400.0
 EVERY_CLUSTER = "all"
-"""The name by which Slurm's commands mean every cluster."""
+"""Slurm's name for all clusters."""
 _CLUSTER_NAME = re.compile(r"^\s*ClusterName\s*=\s*(\S+)", re.IGNORECASE | re.MULTILINE)
 
 
@@ -53,7 +53,7 @@ def named_clusters() -> frozenset[str]:
 def cluster_name(slurm_conf: str | None) -> str | None:
     """ClusterName of the cluster that ``slurm_conf`` belongs to (None: where Slurm's commands look for one).
 
-    Read from the file; where there is none to read, Slurm is asked once a day and host, since a configuration
+    Read from the file; without a readable file, Slurm is queried once a day and host, since a configuration
     can come from the controller (configless), include others, or lie where this Slurm was built to look.
     """
     if slurm_conf is not None:

@@ -30,22 +30,22 @@ BindTo = Literal["none", "core", "l3cache", "numa", "socket"]
 
 
 class Affinity(Frozen, frozen=True):
-    """What binds ranks to cores and GPUs; ``None``: chosen by the job (docs/gpu.md).
+    """Binding of ranks to cores and GPUs; ``None``: chosen by the job (docs/gpu.md).
 
-    Slurm's words are those of srun; ``default`` leaves the matter to the cluster.
+    Values are srun's; ``default`` leaves the binding to the cluster.
     """
 
     cpu_bind: str | None = None
-    """``srun --cpu-bind``; for jobs with GPUs ``cores``, else the cluster's default."""
+    """``srun --cpu-bind``; default: ``cores`` for jobs with GPUs, otherwise the cluster's default."""
     distribution: str | None = None
     """``srun --distribution``, unless the job names one; with GPUs ``block:block``: GPUs are numbered by socket too."""
     gpu_bind: str | None = None
-    """``srun --gpu-bind`` (``closest``, ``none``, ``map_gpu:3,2,1,0``); else the cluster's default."""
+    """``srun --gpu-bind`` (``closest``, ``none``, ``map_gpu:3,2,1,0``); default: the cluster's."""
     numa_binding: NumaBinding | None = None
     """``torchrun --numa-binding``, where the node's torch and numactl have it; with several GPUs of a node that the job
-    has for itself ``node``, else ``none``."""
+    has for itself ``node``, otherwise ``none``."""
     mpirun_bind_to: BindTo | None = None
-    """``mpirun --bind-to``; else ``none``: on a shared node Open MPI would bind every job to the same cores."""
+    """``mpirun --bind-to``; default ``none``: on a shared node Open MPI would bind every job to the same cores."""
 
     def __post_init__(self) -> None:
         for field in ("cpu_bind", "distribution", "gpu_bind"):
@@ -55,7 +55,7 @@ class Affinity(Frozen, frozen=True):
 
 UNLIMITED = 10**9
 WARNING_S = 300
-"""Ahead of the time limit, as long as the program has measured nothing better (a quarter of a shorter limit)."""
+"""Seconds ahead of the time limit, until the program has measured a better value (a quarter of a shorter limit)."""
 _UNLIMITED_NAMES = ("∞", "inf", "unlimited")
 
 
@@ -67,7 +67,7 @@ class Retries(Frozen, frozen=True):
     preempt: int = UNLIMITED
     """It had to make room, or somebody signalled it."""
     node: int = 3
-    """A node failed, a rank was killed or lost, or all ranks stood still."""
+    """After a failed node, a killed or lost rank, or a halt of all ranks."""
     error: int = 0
     """The program failed."""
 
@@ -77,7 +77,7 @@ class Retries(Frozen, frozen=True):
 
 
 def parse_retries(text: str) -> Retries | None:
-    """``off``: none; ``on``: the defaults; ``node=5,error=1``: the defaults but for these.
+    """Parse ``off`` (none), ``on`` (the defaults), or ``node=5,error=1`` (changes of the defaults).
 
     Raises:
         ValueError: neither of these.
@@ -101,22 +101,22 @@ def parse_retries(text: str) -> Retries | None:
 Runtime = Literal["apptainer", "singularity", "pyxis", "none"]
 
 _REFUSED = ("--writable", "-w")
-"""An image is shared: one job that writes into it changes what all others run."""
+"""Whether images are writable. They are shared: one job's changes reach all others."""
 
 
 class Containers(Frozen, frozen=True):
     """How a job's program runs inside an image here."""
 
     runtime: Runtime = "none"
-    """What runs images on the nodes."""
+    """Program that runs images on the nodes."""
     program: str | None = None
     """The runtime's program, where it is not in the PATH of the nodes."""
     images: dict[str, str] = {}
-    """Name -> file. With pyxis also what enroot imports (``nvcr.io#nvidia/pytorch:24.12-py3``)."""
+    """Name -> file. With pyxis also a name that enroot imports (``nvcr.io#nvidia/pytorch:24.12-py3``)."""
     folder: str = "~/.cache/hpcjobs/images"
     """Where ``container build`` puts ``NAME.sif``; an image in it is known by its name."""
     build_folder: str | None = None
-    """Where images are built: some gigabytes; ``None``: the system's temporary folder."""
+    """Folder for builds of images: some gigabytes; ``None``: the system's temporary folder."""
     default: str | None = None
     """The image of jobs that name none; ``--container none`` runs such a job without."""
     binds: tuple[str, ...] = ()
@@ -125,7 +125,7 @@ class Containers(Frozen, frozen=True):
     gpu: Literal["nv", "rocm", "none"] | None = None
     """How GPUs get in; ``None``: ``nv`` where the job asks for GPUs."""
     clean_env: bool = False
-    """Let in only what the job, its launcher and the scheduler set."""
+    """Pass only variables of the job, its launcher and the scheduler."""
     home: bool = False
     """Let the user's home folder in."""
     python: str = "python3"
@@ -149,7 +149,7 @@ class Containers(Frozen, frozen=True):
 
 
 def check_bind(bind: str) -> None:
-    """Refuse what no ``--bind`` can say (ValueError)."""
+    """Refuse a path that ``--bind`` cannot express (ValueError)."""
     source, _, rest = bind.partition(":")
     target, _, mode = rest.partition(":")
     if not source or mode not in ("", "ro", "rw") or "," in bind or any(ord(char) < 32 for char in bind):
@@ -166,7 +166,7 @@ class Jupyter(Frozen, frozen=True):
         "delete it: a session listens at a socket that only you can open, and no longer at a port of the node "
         "(docs/jupyter.md, How to connect)",
     )
-    """Keys of earlier versions, and what to do about each."""
+    """Keys of earlier versions, and their replacements."""
     ssh_to_nodes: bool = False
     """Users may ssh to a node that runs their job, and see the job's /tmp there; otherwise a step of the job carries
     the connection."""
@@ -178,7 +178,7 @@ class Jupyter(Frozen, frozen=True):
     idle: str | None = "2h"
     """A session ends after this time without any user or kernel activity; null: never."""
     hpcjobs: str = "hpcjobs"
-    """What a laptop runs on the login node (``--connect``): words of a shell."""
+    """Shell command of a laptop on the login node (``--connect``)."""
 
     def __post_init__(self) -> None:
         check_duration(self.idle, "idle")
@@ -193,9 +193,9 @@ class Login(Frozen, frozen=True):
     host: str
     """A host name, or the name of a `Host` in ~/.ssh/config."""
     user: str | None = None
-    """``None``: as ~/.ssh/config has it, else the user's name on the laptop."""
+    """``None``: from ~/.ssh/config, or the user's name on the laptop."""
     port: int | None = None
-    """``None``: as ~/.ssh/config has it, else 22."""
+    """``None``: from ~/.ssh/config, or 22."""
     command: str | None = None
     """How hpcjobs is called there, words of bash; ``None``: the laptop's own version, installed there once."""
     python: str | None = None
@@ -217,13 +217,13 @@ class Login(Frozen, frozen=True):
 
     @property
     def destination(self) -> str:
-        """What ssh takes as its destination."""
+        """The destination for ssh."""
         target = self.host if self.user is None else f"{self.user}@{self.host}"
         return target if self.port is None else f"ssh://{target}:{self.port}"
 
 
 class Policy(Frozen, frozen=True):
-    """What every job of the cluster must keep to; only in the centre's files, and for all site files of the cluster."""
+    """Rules for every job of the cluster; only in the centre's files, and for all site files of the cluster."""
 
     partitions: tuple[str, ...] | None = None
     """Partitions that jobs may use; ``None``: all."""
@@ -238,7 +238,7 @@ class Policy(Frozen, frozen=True):
     accounts: tuple[str, ...] | None = None
     """Accounts that jobs may be charged to; ``None``: all."""
     mandatory: Resources = Resources()
-    """What each job requests: added where it requests nothing, refused where it requests something else."""
+    """Mandatory requests: added to a job without this request, refused with another value."""
     messages: tuple[str, ...] = ()
     """Lines that each submission prints."""
 
@@ -270,7 +270,7 @@ OF_THE_LOADER = ("name", "path", "rehearsal", "extended", "untrusted", "policies
 
 
 class Environment(Frozen, frozen=True):
-    """Where Python comes from on the node: at most one of conda and venv, after modules are loaded."""
+    """Source of Python on the node: at most one of conda and venv, after modules are loaded."""
 
     conda: str | None = None
     """Name or path of a conda environment."""
@@ -294,7 +294,7 @@ class Prices(Frozen, frozen=True):
     node_hour: float | None = None
     """One node."""
     currency: str = "EUR"
-    """What the prices are in."""
+    """Currency of the prices."""
 
     def __post_init__(self) -> None:
         for field in ("cpu_hour", "gpu_hour", "node_hour"):
@@ -310,7 +310,7 @@ class Watts(Frozen, frozen=True):
     gpu: float | None = None
     """Per allocated GPU."""
     node_idle: float | None = None
-    """Of a node that does nothing."""
+    """Power of an idle node."""
 
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:
@@ -329,11 +329,11 @@ class Site(Frozen, frozen=True):
     extended: tuple[str, ...] = ()
     """Set by the loader: the files that ``extends`` leads to, the nearest first."""
     untrusted: tuple[str, ...] = ()
-    """Set by the loader: ``file:line: key`` of what a project's file sets and may not, as nobody has trusted it."""
+    """Set by the loader: ``file:line: key`` of untrusted keys of a project's file that must not act."""
     policies: tuple[AppliedPolicy, ...] = ()
     """Set by the loader: the centre's policies that hold here."""
     extends: str | None = None
-    """Name of the site file that this one changes, looked for beside it and in the layers below (user, centre,
+    """Name of the site file that this one changes, searched in the same folder and in the layers below (user, centre,
     examples, gallery).
     Mappings are merged key by key, at every depth; any other value, a list or null too, replaces the
     parent's."""
@@ -348,24 +348,24 @@ class Site(Frozen, frozen=True):
     partitions: dict[str, Partition] = {}
     """Name -> partition; a slurm site needs at least one."""
     defaults: Resources = Resources()
-    """What jobs request that say nothing else."""
+    """Default requests of jobs."""
     qos: dict[str, str] = {}
-    """QOS name -> longest time it allows (``""``: no limit of its own)."""
+    """QOS name -> longest time it allows (``""``: without a limit)."""
     default_qos: str | None = None
     """The QOS that a job gets which names none (the association's DefaultQOS); ``None``: not known."""
     launchers: tuple[LauncherName, ...] | None = None
     """Launchers that work here, the default one first; ``None``: all of the scheduler's."""
 
     gpu_request: GpuRequest = "gpus-per-node"
-    """The option of sbatch by which GPUs are requested here; ``none``: jobs get no GPUs."""
+    """Option of sbatch that requests GPUs here; ``none``: jobs get no GPUs."""
     memory_request: MemoryRequest = "mem"
-    """The option by which memory is requested here; ``none``: never requested."""
+    """Option of sbatch that requests memory here; ``none``: never requested."""
     directives: dict[str, str | None] = {}
-    """Slurm option -> null (never send it) or a replacement in which ``{value}`` stands for the value."""
+    """Slurm option -> null (never send it) or a replacement that contains ``{value}`` for the value."""
     sbatch: tuple[str, ...] = ()
-    """Options of sbatch, sent as they are: ``name=value`` or ``name``."""
+    """Options of sbatch, sent unchanged: ``name=value`` or ``name``."""
     srun: tuple[str, ...] = ()
-    """Options of the ``srun`` that starts the tasks, added as they are."""
+    """Options of the ``srun`` that starts the tasks, added unchanged."""
 
     required: tuple[str, ...] = ()
     """Options that each job names here (``account``, ``qos``, ``time``), whatever its partition."""
@@ -380,7 +380,7 @@ class Site(Frozen, frozen=True):
     them, and a job fits if one of the partitions takes it. It may choose the QOS too: the default one refuses none."""
     max_submit_jobs: int | None = None
     """Jobs you may have in the queue (MaxSubmitJobs of account or QOS), array tasks counted one by one; a sweep
-    submits what is beyond it later."""
+    submits the rest later."""
 
     mpi: str | None = None
     """``srun --mpi`` type; ``None``: the cluster's default."""
@@ -389,7 +389,7 @@ class Site(Frozen, frozen=True):
     address_suffix: str = ""
     """Appended to a host name to reach it over the fast network (``-ib``)."""
     affinity: Affinity = Affinity()
-    """What binds the ranks of jobs to cores and GPUs."""
+    """Binding of the ranks of jobs to cores and GPUs."""
 
     module_init: str | None = None
     """Script that defines ``module`` on the nodes; ``None``: the usual places are tried."""
@@ -402,37 +402,37 @@ class Site(Frozen, frozen=True):
     environment: Environment = Environment()
     """The conda environment or venv of jobs."""
     python: str | None = None
-    """Python on the node; ``None``: the one that runs hpcjobs, or ``python`` of the environment."""
+    """Python on the node; ``None``: the Python of hpcjobs, or ``python`` of the environment."""
     node_python: str | None = None
-    """Python 3.6 or newer on the nodes, without modules, for jobs with retries; ``None``: ``python`` or that of the
-    environment where it is an absolute path, else /usr/bin/python3."""
+    """Python 3.6 or newer on the nodes, without modules, for jobs with retries; ``None``: ``python`` or the
+    environment's if it is an absolute path, otherwise /usr/bin/python3."""
     containers: Containers = Containers()
     """How programs run in images."""
     jupyter: Jupyter = Jupyter()
     """Sessions of ``hpcjobs jupyter``."""
 
     run_root: str = "runs"
-    """Where run folders are made; ``$VARIABLES`` and ``~`` are expanded at submission."""
+    """Parent of run folders; ``$VARIABLES`` and ``~`` are expanded at submission."""
     scratch: str | None = None
     """Node-local scratch, expanded on the node."""
     node_local: tuple[str, ...] = ()
     """Folders that are local to each node; no run folder may be inside one."""
     login: str | Login | None = None
-    """The host that laptops reach by ssh: ``user@host``, or a section; `hpcjobs` runs there what a laptop asks for."""
+    """The host that laptops reach by ssh: ``user@host``, or a section; commands of a laptop run there."""
     retries: str | None = None
     """How often jobs are started again here unless they say otherwise (``on``, ``node=5,error=1``)."""
     signal_before: str | None = None
-    """How long before its time limit a job is signalled to save (``5m``); ``None``: from what the trainer measures."""
+    """Time between the signal to save and the job's time limit (``5m``); ``None``: from the trainer's measurements."""
     figures: dict[str, Figure | str | None] = {}
-    """Figures of merit that are read from the logs of jobs here, by name; a text is what ``--metric`` takes."""
+    """Figures of merit in the logs of jobs here, by name; a text has the syntax of ``--metric``."""
     prices: Prices = Prices()
-    """What an hour costs, for reports."""
+    """Prices per hour, for reports."""
     watts: Watts = Watts()
     """Power, for the modelled energy of reports."""
     policy: Policy | None = None
-    """What jobs of every site file of this cluster must keep to; only in the centre's files."""
+    """Rules for jobs of every site file of this cluster; only in the centre's files."""
     cloud: dict[str, Any] | None = None
-    """Where and how the cluster is rented: read by `hpcjobs.cloud` alone, whose types no submission has to load."""
+    """Location and type of the rented cluster: only `hpcjobs.cloud` reads it, so submissions load no types of it."""
 
     def __post_init__(self) -> None:
         if self.scheduler == "slurm" and not self.partitions:
@@ -516,7 +516,7 @@ class Site(Frozen, frozen=True):
 
     @property
     def default_partition(self) -> str | None:
-        """The partition marked ``default: true``, else the first one named."""
+        """The partition marked ``default: true``, or the first one."""
         marked = [name for name, partition in self.partitions.items() if partition.default]
         return next(iter(marked or self.partitions), None)
 

@@ -36,7 +36,7 @@ def count_gpus(gres: str) -> dict[str | None, int]:
 
 
 class NodeShape(Frozen, frozen=True):
-    """One node: CPUs and memory as Slurm counts them (what specialized cores and MemSpecLimit leave), GPUs."""
+    """One node: CPUs, memory and GPUs in Slurm's count (without specialized cores and MemSpecLimit)."""
 
     cpus: int
     """CPUs that jobs can have."""
@@ -50,7 +50,7 @@ class NodeShape(Frozen, frozen=True):
     """``TYPE:COUNT`` of each GRES type, in place of ``gpus`` and ``gpu_model``, where a node has several (MIG slices):
     ``[a100:2, 1g.5gb:14]``."""
     features: tuple[str, ...] | None = None
-    """What ``constraint`` can name; ``None``: not known."""
+    """Features that ``constraint`` can name; ``None``: not known."""
 
     def __post_init__(self) -> None:
         check_count(self.cpus, "cpus")
@@ -99,7 +99,7 @@ class NodeGroup(NodeShape, frozen=True):
     """Nodes of one shape."""
 
     count: int = 0
-    """How many; there is no default."""
+    """Number of nodes; required."""
 
     def __post_init__(self) -> None:
         check_count(self.count, "count")
@@ -112,7 +112,7 @@ class NodeGroup(NodeShape, frozen=True):
 
 
 class Partition(Frozen, frozen=True):
-    """A partition: how many nodes, of which shapes, under which limits."""
+    """A partition: number and shapes of its nodes, and its limits."""
 
     nodes: int | tuple[NodeGroup, ...]
     """Nodes in the partition, or, where they differ, the groups of equal ones."""
@@ -139,11 +139,11 @@ class Partition(Frozen, frozen=True):
     required: tuple[str, ...] = ()
     """Options that each job names here (``account``, ``qos``, ``time``): without one it is refused."""
     preemptible: Literal["requeue", "cancel", "suspend"] | None = None
-    """What happens to a job here whose nodes another partition wants; ``None``: nothing does."""
+    """Effect on a job here if another partition needs its nodes; ``None``: no effect."""
     grace: str | None = None
     """How long such a job has after SIGTERM before that happens."""
     defaults: Resources = Resources()
-    """What jobs of this partition request that say nothing else; over the site's ``defaults``."""
+    """Default requests of jobs in this partition; they win over the site's ``defaults``."""
 
     def __post_init__(self) -> None:
         if isinstance(self.nodes, int):

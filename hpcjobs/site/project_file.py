@@ -1,4 +1,4 @@
-"""Where the project file of a folder is, and which site it names for every command in that folder."""
+"""Finds the project file of a folder, and the site that it names for every command in that folder."""
 
 from __future__ import annotations
 

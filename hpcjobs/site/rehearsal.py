@@ -1,7 +1,7 @@
 """Replaces a site by the sandbox that is up and shaped like it.
 
 ``hpcjobs sandbox up --like tu-hpc`` leaves a record; from then on ``--site tu-hpc`` on this machine
-means the sandbox, unless SLURM_CONF points somewhere else.
+means the sandbox, unless SLURM_CONF names another configuration.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ RECORD = "sandbox.json"
 
 
 class Rehearsal(Frozen, frozen=True):
-    """What ``sandbox up`` recorded."""
+    """The record of ``sandbox up``."""
 
     site: str
     """Name of the site the sandbox is shaped like (``sandbox`` when none was named)."""
     slurm_conf: str
     controller_pid: int
     controller_start: int | None = None
-    """Ticks from boot to its start: after a reboot the pid may be someone else's."""
+    """Ticks from boot to its start: after a reboot the pid may belong to another process."""
     overlay: dict[str, Any] = {}
     """Site fields that differ here: node counts, and software this machine has instead of the site's."""
 
@@ -58,7 +58,7 @@ def current() -> Rehearsal | None:
 def apply_overlay(site: Site) -> Site:
     """``site`` as the sandbox plays it, or unchanged when no sandbox of its shape is up.
 
-    A file that names the sandbox's own slurm.conf, as `sites init` writes it, describes the sandbox, not what it plays.
+    A file that names the sandbox's own slurm.conf, as `sites init` writes it, describes the sandbox, not its model.
     """
     rehearsal = current()
     if rehearsal is None or rehearsal.site != site.name or site.slurm_conf == rehearsal.slurm_conf:

@@ -97,7 +97,7 @@ class ValueKind(Enum):
 
 
 class Treatment(Enum):
-    """What hpcjobs does with an option."""
+    """Treatment of an option by hpcjobs."""
 
     FIELD = "own option"
     COMMAND = "own option of submit"
@@ -117,7 +117,7 @@ class LocalEffect(Enum):
 
 
 class InScript(Enum):
-    """What happens to an option on an ``#SBATCH`` line of a batch script."""
+    """Treatment of an option on an ``#SBATCH`` line of a batch script."""
 
     TREATED = "treated as on the command line"
     PASSED = "passed through"
@@ -133,7 +133,7 @@ class Sbatch(NamedTuple):
     argument: Argument = Argument.TEXT
     treatment: Treatment = Treatment.FIELD
     reason: str = ""
-    """Why it is refused, and what to use instead; or a remark."""
+    """Reason of a refusal, and the alternative; or a remark."""
     versions: str = ""
     """The versions of Slurm that have it, unless all from 22.05 to 25.05 do."""
     help: str = ""
@@ -390,7 +390,7 @@ def names_by_field(fact: str) -> dict[str, str]:
 
 
 def check_fields(names: tuple[str, ...], what: str) -> None:
-    """Refuse a name in ``what`` that is no option of a job.
+    """Refuse a name in ``what`` that is not an option of a job.
 
     Raises:
         ValueError: names it.

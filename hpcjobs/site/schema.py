@@ -49,13 +49,13 @@ class Key(NamedTuple):
     type: str
     """As the annotation has it."""
     default: str | None
-    """As the code has it; ``None``: the key is required, or nothing is the default."""
+    """The default in Python; ``None``: the key is required, or has no default."""
     required: bool
     text: str
 
 
 def list_keys(section: type[msgspec.Struct]) -> tuple[Key, ...]:
-    """The keys of one section of a site file, in the order of its type; those of its base come first."""
+    """Return the keys of one section of a site file, in the order of its type, base class first."""
     if section is Resources:
         return tuple(_option_key(field, option.help) for field, option in FIELDS.items())
     keys: dict[str, Key] = {}
@@ -95,7 +95,7 @@ def schema_text() -> str:
 
 
 def _option_key(field: str, text: str) -> Key:
-    """The key of an option of sbatch, whose type and text are in the table of options."""
+    """Return the key of an option of sbatch, with type and text from the table of options."""
     parts = [part for part in get_args(get_type_hints(Resources)[field]) if part is not msgspec.UnsetType]
     names = [f"Literal{list(get_args(part))}" if get_origin(part) is Literal else part.__name__ for part in parts]
     kind = " | ".join("None" if name == "NoneType" else name for name in names)
@@ -169,7 +169,7 @@ def _type(annotation: str) -> str:
 
 
 def _default(code: str | None) -> str:
-    """The default as YAML has it; sections that are empty by default have none."""
+    """Return the default in YAML; empty for sections that are empty by default."""
     if code is None or code.endswith("s()") or code in ("Environment()", "Jupyter()", "Affinity()"):
         return ""
     return f"`{_YAML.get(code, code)}`"

@@ -34,8 +34,8 @@ def search_path() -> tuple[Path, ...]:
 def _layers() -> list[tuple[Path, Layer]]:
     """The folders with their layers; a path in HPCJOBS_SITE_PATH or XDG_CONFIG_DIRS that is not absolute is ignored.
 
-    No variable hides /etc/xdg: the centre's policies stand there. HPCJOBS_USER_SITES names the folders of what a
-    laptop has sent: its user's files stand before those of this host.
+    No variable hides /etc/xdg, the folder of the centre's policies. HPCJOBS_USER_SITES names the folders that a
+    laptop has sent: its user's files come before the files of this host.
     """
     sent = [Path(text) for text in os.environ.get("HPCJOBS_USER_SITES", "").split(os.pathsep)]
     named = os.environ.get("HPCJOBS_SITE_PATH", "").split(os.pathsep)
@@ -80,7 +80,7 @@ def _site_files() -> Iterator[tuple[Path, Layer]]:
 def _folders() -> dict[Path, Layer]:
     """The folders, links followed, each once, where it is met first; of several layers the one furthest below counts.
 
-    So a checkout of hpcjobs is no project, and who works in the centre's folder does not take it from the centre.
+    So a checkout of hpcjobs is no project, and a user in the centre's folder does not take it from the centre.
     """
     return {Path(os.path.realpath(folder)): layer for folder, layer in _layers()}
 
@@ -107,7 +107,7 @@ def list_centre_files() -> list[Path]:
 
 
 def layer_of(path: Path) -> Layer | None:
-    """The layer of a site file; None: it lies in no folder of site files, and somebody has named its path.
+    """Return the layer of a site file; None: the path was given by the user and is in no folder of site files.
 
     A folder ``site_configs`` that is not the user's, the centre's or shipped belongs to some project.
     """
@@ -119,7 +119,7 @@ def find_file(name: str) -> Path:
     """The file of the site ``name``, or the file at that path (anything with a ``/`` or ``.yaml``).
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no such file.
     """
     if "/" in name or name.endswith((".yaml", ".yml")):
         path = Path(name).expanduser().absolute()
@@ -136,11 +136,11 @@ def find_file(name: str) -> Path:
 def find_parent(name: str, child: Path) -> Path:
     """The file that ``extends: NAME`` of the file ``child`` means: in its folder, then in the layers below.
 
-    Never in a layer above: what a project says changes no site of the user's or the centre's. A file of the same name
+    Never in a layer above: a project changes no site of the user's or the centre's. A file of the same name
     as ``child`` is the next one that it shadows.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no such file.
     """
     folders = search_path()
     own = Path(os.path.realpath(child.parent))

@@ -1,9 +1,9 @@
 """Keeps files of somebody's repository from acting until the user has trusted their content.
 
-Whoever writes a site file decides what runs under the user's name: shell lines, modules, the Python, options of sbatch
-and srun, even the plugins that Slurm's commands load (``slurm_conf``). So a file of the project layer may only describe
-a cluster, until its content is trusted. A job template and a container recipe of the current folder, whose names a
-command finds by itself, need trust as they are.
+The author of a site file decides which commands run under the user's name: shell lines, modules, Python, options of
+sbatch and srun, even the plugins that Slurm's commands load (``slurm_conf``). So a file of the project layer may only
+describe a cluster, until its content is trusted. A job template and a container recipe of the current folder, which a
+command finds by itself, need trust for their complete content.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DESCRIBING = frozenset((
     *("gpu_request", "memory_request", "max_submit_jobs", "retries", "signal_before", "prices", "watts"),
     *("required", "licenses", "chooses_partition"),
 ))  # fmt: skip
-"""Keys of a site file by which nothing is run, read or written. A key that is missing here needs trust."""
+"""Keys of a site file that run, read or write no files. A key that is missing here needs trust."""
 
 
 def acting_keys(file: YamlFile) -> list[Steps]:
@@ -50,7 +50,7 @@ def acting_keys(file: YamlFile) -> list[Steps]:
 
 
 def list_untrusted(files: Sequence[YamlFile]) -> tuple[str, ...]:
-    """``file:line: key`` of each key that may not act, of a project's files that are not trusted as they are."""
+    """Return ``file:line: key`` of each key that must not act, from untrusted files of a project."""
     keys = ((file, steps) for file in untrusted_files(files) for steps in acting_keys(file))
     return tuple(f"{where_of(file, steps)}: {'.'.join(map(str, steps))}" for file, steps in keys)
 
@@ -63,7 +63,7 @@ def untrusted_files(files: Sequence[YamlFile]) -> Iterator[YamlFile]:
 
 
 def is_project_folder(folder: Path, *others: Path) -> bool:
-    """Whether ``folder``, of the current folder, is none of ``others``: the user's and the shipped ones."""
+    """Whether ``folder`` belongs to the current folder, and not to the user or to hpcjobs."""
     return os.path.realpath(folder) not in {os.path.realpath(other) for other in others}
 
 
@@ -73,7 +73,7 @@ def is_trusted(path: Path, text: str) -> bool:
 
 
 def refusal_of_file(kind: str, path: Path) -> ConfigError:
-    """Why an untrusted file, of which everything acts, cannot be used; ``kind``: what it is."""
+    """Return the reason why an untrusted file of this ``kind`` cannot be used; all its content acts."""
     return ConfigError(
         f"{kind} {path} belongs to a project and is not trusted as it is now",
         hint=f"read it, then `hpcjobs sites trust {shlex.quote(str(path))}`",

@@ -56,14 +56,14 @@ _MOST_FILES = 16
 
 
 def read_tree(path: Path, text: str) -> Any:
-    """What ``text``, the content of the file ``path``, says.
+    """Return the content of the file ``path``, whose text is ``text``.
 
     Raises:
         ConfigError: it is no YAML.
     """
     cache = cache_dir() / f"yaml-{sys.implementation.cache_tag}"
     trees: dict[str, tuple[str, Any]] = {}
-    with suppress(OSError, ValueError, EOFError, TypeError):  # there is no cache, or half of one
+    with suppress(OSError, ValueError, EOFError, TypeError):  # no cache, or half of one
         trees = marshal.loads(cache.read_bytes())
     cached_text, tree = trees.pop(str(path), (None, None))
     if cached_text == text:
@@ -91,14 +91,14 @@ class YamlFile(NamedTuple):
 
 
 def read_yaml(path: Path, kind: type[T], *, what: str = "file", prepare: Callable[[Any], Any] = lambda tree: tree) -> T:
-    """The ``kind`` written in the YAML file ``path``; ``what`` it is, for the message where there is none.
+    """Read a ``kind`` from the YAML file ``path``; ``what`` names it in the message if the file is missing.
 
     ``prepare`` makes the tree of a ``kind`` from another spelling of it.
 
     Raises:
         ConfigError: unreadable, no YAML, or not a ``kind``; names file, line and key.
     """
-    with suppress(OSError, ValueError):  # a name that cannot even be looked up: `read_file` says why
+    with suppress(OSError, ValueError):  # an impossible name: `read_file` explains it
         if not path.exists() or path.is_dir():
             problem = "is a folder, not a file" if path.is_dir() else "does not exist"
             raise ConfigError(f"{what} {path.absolute()} {problem}")
@@ -118,10 +118,10 @@ def read_file(path: Path) -> YamlFile:
 
 
 def convert_tree(tree: Any, kind: type[T], files: Sequence[YamlFile]) -> T:
-    """``tree``, merged from ``files``, of which the first wins, as a ``kind``.
+    """Convert ``tree``, merged from ``files`` with the first winning, to a ``kind``.
 
     Raises:
-        ConfigError: it is none; names the file, the line and the key.
+        ConfigError: the tree has the wrong type; names the file, the line and the key.
     """
     try:
         return msgspec.convert(tree, kind)
@@ -132,7 +132,7 @@ def convert_tree(tree: Any, kind: type[T], files: Sequence[YamlFile]) -> T:
 
 
 def find_source(files: Sequence[YamlFile], steps: Sequence[str | int]) -> YamlFile:
-    """The file whose value at ``steps`` counts: of those that lead furthest along them, the first."""
+    """Return the file with the value at ``steps``: the first of the files that lead furthest along them."""
     return max(files, key=lambda file: _depth(file.tree, steps))
 
 
@@ -188,7 +188,7 @@ def read_chain(path: Path) -> tuple[YamlFile, ...]:
 
 
 def merge_trees(files: Sequence[YamlFile]) -> Any:
-    """One tree of ``files``, each of which extends the next one.
+    """Merge ``files`` into one tree; each extends the next one.
 
     The rule: mappings are merged key by key, at every depth; any other value, a list or null too, replaces the
     parent's.

@@ -32,7 +32,7 @@ _LONGEST_MESSAGE = 1000
 
 
 class _Loader(_Fastest):  # type: ignore[misc]
-    """Refuses equal keys, of which YAML lets the last win, and names the line of a value that cannot be made."""
+    """Refuses duplicate keys, which YAML accepts, and names the line of an invalid value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -73,7 +73,7 @@ def _short(value: object) -> str:
 
 
 def _check_size(text: str) -> None:
-    """Refuse, before anything is built, what would take long or cannot be kept (yaml.YAMLError).
+    """Refuse text that is slow to build or cannot be stored (yaml.YAMLError), before anything is built.
 
     Anchors make a few lines stand for millions of values. Each anchor's size is counted once, from the sizes of those
     that it repeats, so counting takes no longer than reading.
@@ -104,7 +104,7 @@ def _check_size(text: str) -> None:
 
 
 def parse(path: Path, text: str) -> Any:
-    """The tree that stands in ``text``, which was read from ``path``.
+    """Parse ``text``, which was read from ``path``.
 
     Raises:
         ConfigError: no YAML, or larger than a configuration can be; names file and line.
@@ -127,7 +127,7 @@ def _line_at(text: str, position: int | None) -> int:
 def locate_error(
     files: Sequence[YamlFile], tree: Any, kind: type[msgspec.Struct], error: msgspec.ValidationError
 ) -> ConfigError:
-    """``error`` of ``tree``, which ``files`` give, of which the first wins, with the file, line and key it is about."""
+    """Describe ``error`` of ``tree``, merged from ``files`` with the first winning: file, line and key."""
     match = _PATH.match(str(error))
     message, steps = (match["message"], _steps(match["path"])) if match else (str(error), [])
     steps = _without_wildcards(tree, kind, steps, str(error))
@@ -241,7 +241,7 @@ def _struct_at(kind: type[msgspec.Struct], steps: list[str | int]) -> type[msgsp
 
 
 def line_of(text: str, steps: Sequence[str | int]) -> int:
-    """Line (from 1) of the deepest key of ``steps`` that stands in ``text``."""
+    """Return the line (from 1) of the deepest existing key of ``steps`` in ``text``."""
     node = yaml.compose(text, Loader=_Loader)
     line = 1
     for step in steps:
@@ -255,7 +255,7 @@ def line_of(text: str, steps: Sequence[str | int]) -> int:
 
 
 def list_lines(text: str) -> dict[tuple[str | int, ...], int]:
-    """The line of each key that stands in ``text``, by the keys that lead to it; that of the file itself is 1."""
+    """Return the line of each key in ``text``, by the path of keys; the file itself has line 1."""
     lines: dict[tuple[str | int, ...], int] = {(): 1}
     nodes: list[tuple[tuple[str | int, ...], yaml.Node | None]] = [((), yaml.compose(text, Loader=_Loader))]
     while nodes:

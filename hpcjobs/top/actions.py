@@ -1,4 +1,4 @@
-"""What the keys of the screen do to a row: its log, why, cancel, a shell."""
+"""Actions of the keys on a row: its log, why, cancel, a shell."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINES = 500
 
 
 class Actions(Protocol):
-    """What the screen calls; each raises HpcJobsError, whose text is shown."""
+    """Calls of the screen; each raises HpcJobsError with a text to show."""
 
     def read_log(self, row: JobRow) -> list[str]: ...
     def explain(self, row: JobRow) -> list[str]: ...
@@ -36,17 +36,17 @@ class RealActions:
         self._slurm_conf = slurm_conf
 
     def read_log(self, row: JobRow) -> list[str]:
-        """The last lines of the log of the row, of a folded one those of the task that matters most."""
+        """Return the last lines of the row's log; of a folded row, of its most important task."""
         selection = logs.Selection(last=LINES)
         return [line.rstrip("\n") for line in logs.lines(_entry(row), selection=selection)][-LINES:]
 
     def explain(self, row: JobRow) -> list[str]:
-        """What ``hpcjobs why`` prints."""
+        """Return the output of ``hpcjobs why``."""
         result = run(own_command("why", _name(row)))
         return (result.out + result.err).splitlines()
 
     def cancel(self, row: JobRow) -> str:
-        """Cancel all tasks of the row; what became of it."""
+        """Cancel all tasks of the row; return the outcome as text."""
         own = _entries(row)
         if not own:
             ids = sorted({task.record.job_id for task in row.tasks if not task.record.state.ended})

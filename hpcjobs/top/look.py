@@ -40,7 +40,7 @@ ACCOUNT_S = 30.0
 READ_TASKS = 16
 """The files of an array's running tasks are read while they are so few, or while the array is unfolded."""
 FRESH_S = 900.0
-"""Alarms are those of samples that are younger: three of the longest intervals of a sampler."""
+"""Alarms are computed from younger samples only: three of the longest intervals of a sampler."""
 DAY_S = 86_400.0
 
 
@@ -66,7 +66,7 @@ def select_watched(names: Sequence[str], *, site: str | None = None) -> list[Ent
 
 
 class _Files(NamedTuple):
-    """What the files of one job said, and the state they were in."""
+    """Content of the files of one job, and their sizes and times when they were read."""
 
     marks: tuple[tuple[int, int], ...]
     progress: Progress | None
@@ -93,7 +93,7 @@ class Looker:
         self._others: dict[str, JobRecord] = {}
 
     def look(self, *, unfolded: Collection[str] = ()) -> Snapshot:
-        """Ask and read; ``unfolded`` are keys of groups whose tasks are all shown.
+        """Query and read; ``unfolded`` are keys of groups with all tasks on the screen.
 
         Raises:
             ConfigError: the site's file cannot be used.
@@ -116,7 +116,7 @@ class Looker:
         return Snapshot(tuple(read), tuple(errors), self._clock())
 
     def reread(self, snapshot: Snapshot, *, unfolded: Collection[str] = ()) -> Snapshot:
-        """The same jobs in the same states, with what their files say now; no scheduler is asked."""
+        """Return the same jobs in the same states with the present content of their files; no scheduler is queried."""
         return snapshot._replace(tasks=tuple(self._with_files(snapshot.tasks, unfolded)))
 
     def _with_files(self, tasks: Sequence[Task], unfolded: Collection[str]) -> list[Task]:
@@ -159,7 +159,7 @@ class Looker:
             record = msgspec.structs.replace(record, time_limit_s=self._limit(entry))
         if entry is None or record.state in (State.PENDING, State.CONFIGURING):
             return task._replace(record=record)
-        if task.progress is not None and not running:  # nothing more is written
+        if task.progress is not None and not running:  # its files are complete
             return task
         progress, files = self._read(output_dir(Path(entry.run_dir), record.job_id))
         nodes = tuple(current_samples(files, record)) if running else ()
@@ -171,11 +171,11 @@ class Looker:
         )
 
     def _fresh(self, nodes: Sequence[NodeSample]) -> list[NodeSample]:
-        """Those of samplers that still write: others say nothing of now."""
+        """Keep samples of samplers that still write; older ones are no evidence about now."""
         return [node for node in nodes if self._clock() - node.taken < FRESH_S]
 
     def _read(self, folder: Path) -> tuple[Progress | None, tuple[NodeSample, ...]]:
-        """What metrics.jsonl and monitor.jsonl say; files that are as they were are not read again."""
+        """Read metrics.jsonl and monitor.jsonl if they have changed."""
         try:  # of a thousand tasks, one listing each is quick, and a search by pattern is not
             names = sorted(os.listdir(folder))
         except OSError:  # not there yet, or not to be read
@@ -189,7 +189,7 @@ class Looker:
         return before.progress, before.nodes
 
     def _limit(self, entry: Entry) -> int | None:
-        """The limit that the job was submitted with, where no scheduler says what it is now."""
+        """Return the time limit at submission, if no scheduler gives the present one."""
         if entry.run_dir not in self._limits:
             try:
                 self._limits[entry.run_dir] = read_manifest(Path(entry.run_dir)).job.time_limit_s
@@ -199,7 +199,7 @@ class Looker:
 
 
 def _group_of(entry: Entry) -> Group:
-    """The chunks of a sweep lie in its folder's ``chunks``; any other job or array is a group of its own."""
+    """Return the group of a job: the sweep of a chunk, or the job or array itself."""
     chunks = Path(entry.run_dir).parent
     if chunks.name == "chunks" and chunks.parent.name.startswith("sweep-"):
         return Group(str(chunks.parent), "sweep", chunks.parent.name.removeprefix("sweep-"), entry.site)

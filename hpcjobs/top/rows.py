@@ -17,14 +17,14 @@ class Group(NamedTuple):
 
     key: str
     job: str
-    """What the first column has: an id, or `sweep`."""
+    """Text of the first column: an id, or `sweep`."""
     name: str
     site: str | None
     run_dir: str | None = None
 
 
 class Task(NamedTuple):
-    """One record, and what the job's files say."""
+    """One record, and the content of the job's files."""
 
     group: Group
     record: JobRecord
@@ -40,7 +40,7 @@ class Snapshot(NamedTuple):
 
     tasks: tuple[Task, ...]
     errors: tuple[str, ...]
-    """What kept a scheduler from answering, and warnings."""
+    """Failures of schedulers, and warnings."""
     taken: float
     """Seconds since 1970."""
 
@@ -53,16 +53,16 @@ class Snapshot(NamedTuple):
 
 
 SORTS = ("state", "newest", "name", "progress", "time left")
-"""What rows can be sorted by; the first one is the default."""
+"""Orders of rows; the first one is the default."""
 _ORDER = (State.RUNNING, State.COMPLETING, State.SUSPENDED, State.STOPPED, State.CONFIGURING, State.PENDING)
 
 
 class View(NamedTuple):
-    """What the user has chosen to see."""
+    """The user's choices on the screen."""
 
     sort: str = SORTS[0]
     text: str = ""
-    """Rows whose id, name, site, state, nodes or reason contains it; empty: all."""
+    """Only rows with this text in id, name, site, state, nodes or reason; empty: all."""
     unfolded: frozenset[str] = frozenset()
 
 
@@ -74,21 +74,21 @@ class JobRow(NamedTuple):
     job: str
     tasks: tuple[Task, ...]
     state: State
-    """The one that matters most: a failure, then what still runs or waits."""
+    """The most important state: a failure, then running, then waiting."""
     counts: tuple[tuple[State, int], ...]
     """How many tasks are in each state."""
     share: float | None
-    """What is done, 0 to 1: of the steps, of the tasks, else of the time limit."""
+    """Completed share, 0 to 1: of the steps, of the tasks, or of the time limit."""
     share_of: str
     """``steps``, ``tasks`` or ``limit``."""
     left_s: float | None
-    """Until the last step, else until the time limit."""
+    """Seconds until the last step, or until the time limit."""
     inside: bool = False
     """A task below the row of its array."""
 
     @property
     def first(self) -> Task:
-        """The task that stands for the row: one that failed, else one that is alive."""
+        """The task that represents the row: a failed one, or a living one."""
         return _most_telling(self.tasks)
 
     @property
@@ -188,14 +188,14 @@ def _counts(tasks: Iterable[Task]) -> tuple[tuple[State, int], ...]:
 
 
 def _rank(state: State) -> int:
-    """Running jobs first, then those that wait, then those that ended."""
+    """Rank running jobs first, then waiting ones, then ended ones."""
     if state in _ORDER:
         return _ORDER.index(state)
     return len(_ORDER) + (state is State.COMPLETED) if state.ended else len(_ORDER) - 1
 
 
 def _most_telling(tasks: Sequence[Task]) -> Task:
-    """A task that failed, else the first by `_rank`."""
+    """Return a failed task, or the first by `_rank`."""
     failed = [t for t in tasks if t.record.state.ended and t.record.state is not State.COMPLETED]
     return failed[0] if failed else min(tasks, key=lambda task: _rank(task.record.state))
 

@@ -57,7 +57,7 @@ class PlainText(Static):
         super().__init__(printable(text), id=id, markup=False)
 
     def show(self, text: str) -> None:
-        """Show ``text`` instead of what was there."""
+        """Replace the text."""
         self.update(printable(text))
 
     def show_document(self, text: str) -> None:
@@ -139,7 +139,7 @@ class Confirmation(ModalScreen[bool]):
 
 
 ASK_S, ASK_RARELY_S = 5.0, 60.0
-"""Between two questions to the scheduler: at first and after a change, and at most while nothing changes."""
+"""Seconds between two queries of the scheduler: at first and after a change, and at most."""
 _SLOWER = 1.5
 READ_S = 2.0
 """Between two looks at the files of running jobs."""
@@ -148,7 +148,7 @@ READ_S = 2.0
 class Refresh:
     """Keeps ``snapshot`` up to date, and calls ``show`` after each look; ``busy`` while a thread asks or reads.
 
-    ``unfolded`` gives the keys of the groups whose tasks are all shown.
+    ``unfolded`` returns the keys of the groups with all tasks on the screen.
     """
 
     def __init__(
@@ -253,7 +253,7 @@ class JobTable(DataTable[RichText], inherit_bindings=False):
         return self.jobs[self.cursor_row] if self.cursor_row < len(self.jobs) else None
 
     def show(self, jobs: Sequence[JobRow]) -> None:
-        """Show these rows; the cursor stays on its row wherever that is now, else where it is."""
+        """Show these rows; the cursor stays on its job, or on its line."""
         before, number, scrolled = self.chosen, self.cursor_row, self.scroll_y
         keys = [row.key for row in jobs]
         same = keys == [row.key for row in self.jobs]
@@ -334,9 +334,9 @@ class TopScreen(App[Exception]):
         self.updates = Refresh(self, looker, first, unfolded=lambda: self.view.unfolded, show=self.draw)
         self._message = ""
         self.ended_by: signal.Signals | None = None
-        """The signal that ended it; the terminal is as it was before."""
+        """The signal that ended it; the terminal is restored."""
 
-    # --- what is shown
+    # --- drawing
 
     def compose(self) -> ComposeResult:
         yield PlainText(id="headline")
@@ -371,7 +371,7 @@ class TopScreen(App[Exception]):
         return self._table.chosen
 
     def draw(self, *, width: int | None = None) -> None:
-        """Show the snapshot as the view has it; nothing before the table is there, or when it is no more."""
+        """Show the snapshot through the view; does nothing while there is no table."""
         if not self.query("#table"):
             return
         snapshot = self.updates.snapshot

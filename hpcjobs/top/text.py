@@ -1,4 +1,4 @@
-"""Rows as text: the columns that a width has room for, bars, sparklines, and what is shown of the chosen job. Pure."""
+"""Rows as text: the columns for a given width, bars, sparklines, and the description of the chosen job. Pure."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def _nodes(row: JobRow, _: float) -> str:
 
 
 def _note(row: JobRow, _: float) -> str:
-    """An alarm, else how it ended, else why it waits."""
+    """Return an alarm, or the end of the job, or the reason for waiting."""
     record = row.first.record
     if row.alarms:
         return f"! {row.alarms[0]}"
@@ -194,7 +194,7 @@ def _node_names(row: JobRow, now: float) -> str:
 
 
 def _steps(row: JobRow, _: float) -> str:
-    """``120/1000, 3m20s left``; a loss that is no number."""
+    """``120/1000, 3m20s left``; also a loss that is not a number."""
     progress = row.first.progress if len(row.tasks) == 1 else None
     if progress is None:
         return ""
@@ -210,7 +210,7 @@ def _start(row: JobRow, _: float) -> str:
 
 
 def _exit(row: JobRow, _: float) -> str:
-    """``3``, ``SIGKILL`` or ``1 (SIGABRT)``; Slurm's code 0 of a job that did not complete is no success."""
+    """``3``, ``SIGKILL`` or ``1 (SIGABRT)``; Slurm's code 0 of a job that did not complete is omitted."""
     record = row.first.record
     code = str(record.exit_code) if record.exit_code or record.state is State.COMPLETED else ""
     if record.signal_name is None:
@@ -219,7 +219,7 @@ def _exit(row: JobRow, _: float) -> str:
 
 
 def _reason(row: JobRow, _: float) -> str:
-    """Why the first task waits; if none does, of the one that failed."""
+    """Return the reason of the first waiting task, or of the failed one."""
     waiting = (task.record.reason for task in row.tasks if task.record.reason and not task.record.state.ended)
     failed = row.first.record if row.first.record.state.ended else row.tasks[0].record
     return next(waiting, failed.reason) or ""
@@ -272,7 +272,7 @@ def choose_columns(width: int, rows: Sequence[JobRow], now: float) -> list[Colum
 
 
 def _held(columns: Sequence[Column], rows: Sequence[JobRow], now: float) -> list[Column]:
-    """Those that hold something, no wider than it; the job's columns also where there is no job."""
+    """Return the columns with content, no wider than it; the first three also without jobs."""
     longest = [max((len(column.text(row, now)) for row in rows), default=0) for column in columns]
     return [
         column._replace(width=min(column.width, max(length, len(column.title))))
@@ -282,7 +282,7 @@ def _held(columns: Sequence[Column], rows: Sequence[JobRow], now: float) -> list
 
 
 def _fitting(columns: Sequence[Column], width: int, rows: Sequence[JobRow], now: float, *, needed: int) -> list[Column]:
-    """The first columns that fit, in their order; the name and the note share what is left."""
+    """Return the first columns that fit, in their order; the name and the note share the remaining width."""
     held = {column.title: column for column in _held(columns, rows, now)}
     note, name = (max((len(c.text(row, now)) for row in rows), default=0) for c in (_NOTE, held["NAME"]))
     names, room = set[str](), width - _GAP
@@ -317,7 +317,7 @@ def moment(seconds: float, now: float) -> str:
 
 
 def headline(snapshot: Snapshot, *, sort: str, text: str, every_s: float, width: int) -> str:
-    """The first line: the filter, what there is; at the right the order, and when and how often it is asked for."""
+    """Return the first line: filter and counts; at the right the order, the time and the interval of queries."""
     counts = ", ".join(f"{n} {state.value.lower()}" for state, n in count_states(snapshot)) or "no jobs"
     when = time.strftime("%H:%M:%S", time.localtime(snapshot.taken))
     right = f"by {sort}  {when}, every {human_duration(every_s)}"
@@ -326,7 +326,7 @@ def headline(snapshot: Snapshot, *, sort: str, text: str, every_s: float, width:
 
 
 def describe(row: JobRow, now: float, width: int) -> list[str]:
-    """What is shown of the chosen row below the table: state, steps, loss, a line for each node, alarms."""
+    """Describe the chosen row: state, steps, loss, a line for each node, alarms."""
     task, record = row.first, row.first.record
     lines = [_summary(row, record, now)]
     lines += [f"! {alarm}" for alarm in row.alarms]
