@@ -17,7 +17,7 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from harness import RESULTS, machine
+from harness import RESULTS, machine, parse_no_arguments
 
 RANKS = [int(count) for count in os.environ.get("RANKS", "2 4").split()]
 ROUNDS = int(os.environ.get("ROUNDS", "11"))
@@ -31,6 +31,7 @@ CONTESTANTS = {
 
 
 def main() -> None:
+    parse_no_arguments(__doc__)
     lacking = [name for name in ("mpi4py", "horovod") if find_spec(name) is None]
     if shutil.which("mpirun") is None or lacking:
         print(f"not run: it needs mpirun, mpi4py and Horovod ({', '.join(lacking) or 'no mpirun'})")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import torch
-from harness import machine
+from harness import machine, parse_no_arguments
 
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.trainers.commandline.config import Config
@@ -34,6 +34,7 @@ def traffic(group: RankGroup, *, bucket_cap_mb: float) -> tuple[Traffic, int]:
 
 
 def main() -> None:
+    parse_no_arguments(__doc__)
     torch.manual_seed(0)
     with join_world(DistEnv.from_environ(os.environ), device="cpu", timeout_s=60) as group:
         print(f"all-reduces per step of ResNet-50\n{machine()}")

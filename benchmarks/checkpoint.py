@@ -20,7 +20,7 @@ from tempfile import mkdtemp
 from typing import NamedTuple
 
 import torch
-from harness import compete, report
+from harness import compete, parse_no_arguments, report
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from hpcjobs.runtime.checkpoints import CheckpointMeta
@@ -109,6 +109,7 @@ def cost(save: Save, state: dict[str, torch.Tensor], training: Training) -> Cost
 
 
 def main() -> int:
+    parse_no_arguments(__doc__)
     warnings.filterwarnings("ignore", module="torch.distributed.checkpoint")
     torch.set_num_threads(1)
     state = {f"layer{n}": torch.randn(STATE_MIB << 18 >> 4) for n in range(16)}

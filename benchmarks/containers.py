@@ -15,7 +15,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from harness import compete, report
+from harness import compete, parse_no_arguments, report
 
 import hpcjobs
 from hpcjobs.containers.images import find
@@ -46,6 +46,7 @@ containers: {{runtime: apptainer, program: {program}}}
 
 
 def main() -> None:
+    parse_no_arguments(__doc__)
     record, here = current(), load_site("local")
     program = program_here(here)
     try:

@@ -17,7 +17,7 @@ from tempfile import mkdtemp
 
 import harness
 import torch
-from harness import compete, report
+from harness import compete, parse_no_arguments, report
 
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.trainers.commandline.config import Config
@@ -59,6 +59,7 @@ def step_ms(strategy: Strategy, batch_size: int, group: RankGroup) -> Callable[[
 
 
 def main() -> None:
+    parse_no_arguments(__doc__)
     env = DistEnv.from_environ(os.environ)
     if env.world_size == 1:
         print("not run: it needs ranks: mpirun -np 2 python benchmarks/gradients.py")

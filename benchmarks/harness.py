@@ -7,6 +7,7 @@ a round; when its two halves differ by more than 3 % the run calls itself noisy.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -105,6 +106,16 @@ def report(title: str, outcome: Outcome, *, unit: str) -> None:
         print(f"{line.name:44} {line.ratio:7.2f}  {quartiles:>15}  {line.median:12.2f}  {line.least:8.2f}")
     verdict = "NOISY: no conclusion from times" if outcome.noisy else "quiet"
     print(f"baseline against itself: {outcome.control:.3f} ({verdict})", flush=True)
+
+
+def parser_of(text: str | None) -> argparse.ArgumentParser:
+    """Return a parser of the command line: ``--help`` prints ``text``, the docstring of the benchmark."""
+    return argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def parse_no_arguments(text: str | None) -> None:
+    """Answer ``--help``, and refuse arguments: the benchmark has none."""
+    parser_of(text).parse_args()
 
 
 def machine() -> str:

@@ -12,7 +12,7 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from harness import compete, report
+from harness import compete, parse_no_arguments, report
 
 import hpcjobs
 from hpcjobs.site.rehearsal import current
@@ -44,6 +44,7 @@ srun --mpi=pmix --ntasks-per-node={per_node} {python} first.py
 
 
 def main() -> None:
+    parse_no_arguments(__doc__)
     record = current()
     if record is None or find_spec("horovod") is None:
         print("not run: it needs `hpcjobs sandbox up` and `make horovod`")

@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from harness import parse_no_arguments
 
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.watchdog import Watchdog
@@ -54,6 +55,7 @@ def record(steps: int) -> float:
 
 
 def main() -> int:
+    parse_no_arguments(__doc__)
     torch.set_num_threads(1)
     first, last = record(STEPS // 100), record(STEPS)
     each_s = last / STEPS

@@ -15,7 +15,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from harness import machine
+from harness import machine, parser_of
 
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.trainers.distributed.process_group import RankGroup, join_world
@@ -46,10 +46,13 @@ def pass_on(group: RankGroup, out: torch.Tensor, into: torch.Tensor) -> None:
 
 
 def main() -> int:
+    parser = parser_of(__doc__)
+    parser.add_argument("ranks", nargs="*", default=["2"], metavar="RANKS")
+    counts = parser.parse_args().ranks
     if "RANK" not in os.environ:
         here = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        return max(subprocess.run([*here, n, __file__], env=env).returncode for n in sys.argv[1:] or ["2"])
+        return max(subprocess.run([*here, n, __file__], env=env).returncode for n in counts)
     with join_world(DistEnv.from_environ(os.environ), device="cpu", timeout_s=60) as group:
         n, cores = group.world_size, len(os.sched_getaffinity(0))
         group.log(f"\nall-reduce of {n} ranks over gloo{' (OVERSUBSCRIBED)' if n > cores else ''}\n{machine()}")

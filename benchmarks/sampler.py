@@ -23,7 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from harness import bootstrap, keep_samples, machine
+from harness import bootstrap, keep_samples, machine, parse_no_arguments
 from torch import nn
 
 from hpcjobs.pyz import pack
@@ -86,6 +86,7 @@ def cpu_s(pid: int) -> float:
 
 def main() -> None:
     """Print the overhead, the control and the sampler's CPU time."""
+    parse_no_arguments(__doc__)
     if os.environ.get("HPCJOBS_JOB_ID") != JOB:  # the sampler knows the job's ranks by their environment
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "HPCJOBS_JOB_ID": JOB, "RANK": "0"})
     measured_on = machine()

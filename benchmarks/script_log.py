@@ -13,7 +13,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from harness import compete, report
+from harness import compete, parse_no_arguments, report
 
 import hpcjobs.runtime
 from hpcjobs.runtime import Run
@@ -54,6 +54,7 @@ def measure(body: Body) -> float:
 
 
 def main() -> int:
+    parse_no_arguments(__doc__)
     contestants = {
         "no call": lambda: measure(skip),
         "log": lambda: measure(log),

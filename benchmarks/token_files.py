@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
+from harness import parse_no_arguments
 
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.data.tokenize import TokenizeFlags, tokenize
@@ -32,6 +33,7 @@ def seconds(action: Callable[[], object]) -> float:
 
 
 def main() -> None:
+    parse_no_arguments(__doc__)
     with TemporaryDirectory(dir=Path.cwd()) as name:
         folder = Path(name)
         lines = folder / "corpus.jsonl"

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from functools import partial
 
-from harness import compete, cpu_ms, report
+from harness import compete, cpu_ms, parse_no_arguments, report
 
 ROUNDS = int(os.environ.get("ROUNDS", "11"))
 BY_HAND = """
@@ -38,6 +38,7 @@ ONE_STEP = ("--workload", "lm", "--steps", "1")
 
 
 def main() -> None:
+    parse_no_arguments(__doc__)
     with tempfile.TemporaryDirectory() as folder:
         cost = partial(cpu_ms, cwd=folder)
         contestants = {

@@ -20,7 +20,7 @@ from typing import Any
 
 import harness
 import torch
-from harness import Contestant, Outcome, compete, report
+from harness import Contestant, Outcome, compete, parse_no_arguments, report
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -263,6 +263,7 @@ def quiet() -> Iterator[None]:
 
 
 def main() -> int:
+    parse_no_arguments(__doc__)
     if "RANK" not in os.environ:
         here = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
