@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import zipfile
 from pathlib import Path
 
 import hpcjobs
@@ -41,6 +40,8 @@ def pack(name: str) -> bytes:
     parts = name.split(".")
     folder = _PACKAGE.joinpath(*parts[1:])
     content = io.BytesIO()
+    import zipfile  # every submission imports this module, and few pack a program
+
     with zipfile.ZipFile(content, "w") as archive:
         archive.writestr("__main__.py", (folder / "__main__.py").read_text(encoding="utf-8"))
         for depth in range(1, len(parts)):

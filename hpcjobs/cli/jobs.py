@@ -210,7 +210,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show one job: its state, its settings with the source of each, its results."""
-    from hpcjobs.run.handle import describe
+    from hpcjobs.run.describe import describe
     from hpcjobs.run.logs import paths
     from hpcjobs.run.progress import describe_sample, find_alarms
     from hpcjobs.run.select import newest, select

@@ -14,7 +14,6 @@ from typing import Protocol
 from hpcjobs import slurm_commands
 from hpcjobs.errors import CommandMissingError
 from hpcjobs.processes import start as starting
-from hpcjobs.processes.fork import is_on_path
 from hpcjobs.processes.modules import own_module_words
 from hpcjobs.processes.start import Result as Result
 from hpcjobs.processes.start import Stream
@@ -190,6 +189,8 @@ def run_in_terminal(
 
 def _missing(program: str, cwd: str | None, error: OSError) -> Exception:
     """The error that names a missing program; ``error`` where it is there, or its working folder is not."""
+    from hpcjobs.processes.fork import is_on_path  # loads ctypes, which a program that starts does without
+
     if (cwd is not None and not os.path.isdir(cwd)) or (isinstance(error, PermissionError) and is_on_path(program)):
         return error
     hint = (

@@ -218,8 +218,10 @@ class CodeState(NamedTuple):
 def code_state(folder: Path, *, runner: Runner = run) -> CodeState | None:
     """The state of the repository ``folder`` is in; None outside one or without git.
 
-    Two git processes for a clean tree, four for a changed one.
+    Two git processes for a clean tree, four for a changed one. No process where no folder above has a ``.git``.
     """
+    if "GIT_DIR" not in os.environ and not any(os.path.lexists(each / ".git") for each in (folder, *folder.parents)):
+        return None
     try:
         status = read_status(folder, runner=runner)
     except CommandMissingError:

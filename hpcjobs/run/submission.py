@@ -14,7 +14,6 @@ import hashlib
 import itertools
 import os
 import signal
-import socket
 import time
 import warnings
 from collections.abc import Iterator
@@ -49,7 +48,7 @@ class Submitter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_here(self) -> bool:
-        return self.host == socket.gethostname()
+        return self.host == os.uname().nodename
 
     @property
     def is_under_way(self) -> bool:
@@ -60,7 +59,7 @@ class Submitter(msgspec.Struct, frozen=True, kw_only=True):
 def this_process() -> Submitter:
     """The process that calls this."""
     pid = os.getpid()
-    return Submitter(host=socket.gethostname(), pid=pid, started=start_ticks(pid), when=time.time())
+    return Submitter(host=os.uname().nodename, pid=pid, started=start_ticks(pid), when=time.time())
 
 
 class Begun(Submitter, frozen=True, kw_only=True):

@@ -91,6 +91,7 @@ def test_changes_that_are_not_kept_are_named(here: Path) -> None:
 def test_a_repository_of_another_user_is_named_whose_code_is_not_recorded(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (here / ".git").mkdir()
     refusing = tmp_path / "git"
     refusing.write_text("#!/bin/sh\necho 'fatal: detected dubious ownership in repository' >&2\nexit 128\n")
     refusing.chmod(0o755)
