@@ -171,7 +171,10 @@ def options_of_submit() -> frozenset[str]:
 
 
 _OF_THE_COMMAND = frozenset(
-    (*("--site", "--spec", "--after", "--after-any", "--after-fail", "--dry-run", "--explain", "--follow", "--json"),)
+    (
+        *("--site", "--spec", "--after", "--after-any", "--after-fail", "--dry-run", "--explain", "--follow", "--json"),
+        *("--budget", "--min-efficiency", "--finish-by"),
+    )
 )
 
 
