@@ -10,12 +10,8 @@ from hpcjobs.record.metrics import read_lines
 from hpcjobs.record.names import METRICS, SUMMARY
 from hpcjobs.record.numbers import decode_object
 from hpcjobs.record.summary import read_summary
-from hpcjobs.run import logs, wait
-from hpcjobs.run.control import cancel
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import read_attempts, read_usable
-from hpcjobs.run.select import select
-from hpcjobs.run.status import statuses
 from hpcjobs.scheduler.base import JobRecord, State
 
 
@@ -44,6 +40,7 @@ class JobHandle:
     @property
     def records(self) -> list[JobRecord]:
         """The current state: one record, or one per array task."""
+        from hpcjobs.run.status import statuses
 
         return statuses([self.entry])[0].records
 
@@ -59,6 +56,7 @@ class JobHandle:
         Raises:
             TimeoutError: ``timeout_s`` seconds have passed.
         """
+        from hpcjobs.run import wait
 
         return wait.exit_code(wait.wait([self.entry], timeout_s=timeout_s))
 
@@ -69,11 +67,13 @@ class JobHandle:
 
     def cancel(self) -> None:
         """End the job; no error if it has ended."""
+        from hpcjobs.run.control import cancel
 
         cancel([self.entry])
 
     def logs(self, *, rank: int | None = None) -> str:
         """The output of the job until now, or the output of one rank."""
+        from hpcjobs.run import logs
 
         return "".join(logs.lines(self.entry, rank=rank))
 
@@ -94,5 +94,6 @@ def find(name: str | int | Path, *, site: str | None = None) -> JobHandle:
     Raises:
         UnknownJobError: no job has this name. RequestError: two sites have given out this id.
     """
+    from hpcjobs.run.select import select
 
     return JobHandle(select([str(name)], site=site)[0])
