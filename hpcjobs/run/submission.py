@@ -14,6 +14,7 @@ import hashlib
 import itertools
 import os
 import signal
+import socket
 import time
 import warnings
 from collections.abc import Iterator
@@ -48,7 +49,7 @@ class Submitter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_here(self) -> bool:
-        return self.host == os.uname().nodename
+        return self.host == socket.gethostname()
 
     @property
     def is_under_way(self) -> bool:
@@ -59,7 +60,7 @@ class Submitter(msgspec.Struct, frozen=True, kw_only=True):
 def this_process() -> Submitter:
     """The process that calls this."""
     pid = os.getpid()
-    return Submitter(host=os.uname().nodename, pid=pid, started=start_ticks(pid), when=time.time())
+    return Submitter(host=socket.gethostname(), pid=pid, started=start_ticks(pid), when=time.time())
 
 
 class Begun(Submitter, frozen=True, kw_only=True):
