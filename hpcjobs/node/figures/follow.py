@@ -13,7 +13,7 @@ import signal
 import stat
 import sys
 import time
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 from hpcjobs.files import write_beside
 from hpcjobs.processes.events import SignalPipe
@@ -23,6 +23,9 @@ from hpcjobs.record.names import METRICS, SUMMARY
 END = ".exit_code"
 CHUNK = 4 << 20
 INTERVAL_S = 1.0
+READ_CPU_S = 0.5
+"""CPU time for what is read at once."""
+_NEWEST = 20
 ROWS_PER_READ = 20
 """Rows of a figure from what is read at once; further values count for the results."""
 ROWS = 10000
@@ -57,7 +60,7 @@ def _follow(
         ended = os.path.exists(os.path.join(run_dir, END)) or os.getppid() != parent or parent == 1
         if not ended:
             signals.wait(INTERVAL_S)
-        for line in tail.read(last=ended):
+        for line in _within_cpu_time(tail.read(last=ended), tail):
             for reader in readers:
                 value = reader.read(line, labelled=world_size >= _LABELS_FROM)
                 if value is not None:
@@ -69,6 +72,18 @@ def _follow(
     if tail.skipped:
         print(f"hpcjobs: {tail.skipped:,} bytes of the log were not read: it grew too fast", file=sys.stderr)
     return 0
+
+
+def _within_cpu_time(lines: List[str], tail: "_Tail") -> Iterator[str]:
+    """The lines, and after `READ_CPU_S` only the newest, where a pattern takes long for each."""
+    began, is_late = time.process_time(), False
+    for number, line in enumerate(lines):
+        if number % _NEWEST == 0:
+            is_late = time.process_time() - began > READ_CPU_S
+        if is_late and number < len(lines) - _NEWEST:
+            tail.skipped += len(line)
+        else:
+            yield line
 
 
 def _make_reader(rule: FigureRule) -> Optional[FigureReader]:

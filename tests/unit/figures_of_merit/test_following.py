@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commandline import ok, within
+from interpreters import interpreter
 from waiting import eventually
 
+from hpcjobs.pyz import pack
 from hpcjobs.run.figures import read_figures, read_rate
 from hpcjobs.run.index import entries
 from hpcjobs.run.progress import read_progress
@@ -110,6 +115,15 @@ def test_a_hostile_log_costs_little_and_is_read_past() -> None:
     assert (folder / "metrics.jsonl").stat().st_size < 100_000
 
 
+def test_a_pattern_that_is_slow_for_each_line_costs_no_more_than_its_share() -> None:
+    """About 20 ms for each of 2,000 lines, which would keep a core busy for 40 s."""
+    script = "yes $(head -c 1990 /dev/zero | tr '\\0' x) | head -n 2000; echo 'rate 9 it/s'"
+    folder = submit(script, "--metric", "x.*x.*x.*y([0-9]+); name=slow", "--wait")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["figures"]["it/s"]["value"] == 9
+    assert summary["log_bytes_not_read"] > 1_000_000 or "given up" in (folder / "figures.log").read_text()
+
+
 def test_a_figure_of_a_project_file_is_read_and_one_of_the_site_can_be_left_out(here: Path) -> None:
     Path("site_configs").mkdir()
     Path("site_configs/mine.yaml").write_text(
@@ -126,3 +140,31 @@ def test_a_figure_of_a_project_file_is_read_and_one_of_the_site_can_be_left_out(
     assert {name: (one.value, one.unit) for name, one in figures.items()} == {"own": (3, "it/s"), "both": (8, "x/s")}
     assert next(iter(figures)) == "own"
     assert read_rate(Path(job.run_dir)) == ("own", pytest.approx(1 / 3), "1/(it/s)")
+
+
+@pytest.mark.parametrize("version", ["3.6", "this"])
+def test_the_packed_reader_ends_when_told_and_ignores_signals_for_the_program(tmp_path: Path, version: str) -> None:
+    python = sys.executable if version == "this" else interpreter(version)
+    if python is None:
+        pytest.skip(f"no Python {version} on this machine")
+    program, log = tmp_path / "figures.pyz", tmp_path / "log"
+    program.write_bytes(pack("hpcjobs.node.figures"))
+    log.write_text("of an earlier attempt: rate 5 it/s\n")
+    begin = str(log.stat().st_size)
+    rules = json.dumps([{"name": "a", "pattern": "rate ([0-9]+)", "unit": "it/s"}, {"name": "b", "json_path": "x.y"}])
+    with log.open("a") as file:
+        arguments = [python, "-I", str(program), "job", "2", rules, begin, str(tmp_path)]
+        reader = subprocess.Popen(arguments, stdout=file, stderr=subprocess.PIPE, text=True)
+        file.write(' 0: rate 7 it/s\r1: {"x": {"y": 2.5}}\n')
+        file.flush()
+        eventually(lambda: len(rows(tmp_path)) == 3)
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
+            reader.send_signal(number)
+        file.write("0: rate 9 it")
+        file.flush()
+        (tmp_path / ".exit_code").write_text("0")
+        reader.send_signal(signal.SIGHUP)
+        assert reader.communicate(timeout=60)[1] == ""
+    assert reader.returncode == 0
+    figures = read_figures(tmp_path)
+    assert {name: (one.value, one.readings) for name, one in figures.items()} == {"a": (8, 2), "b": (2.5, 1)}
