@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from waiting import eventually
 
 from hpcjobs import sandbox as sandboxes
-from hpcjobs.cli.rehearse import app
+from hpcjobs.cli.rehearse import sandbox_app
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.processes.programs import Result, run
 from hpcjobs.processes.tree import identity
@@ -276,11 +276,11 @@ def test_the_site_is_played_by_the_sandbox(sandbox: Sandbox, workdir: Path) -> N
 
 def test_status_and_env_say_what_is_up(sandbox: Sandbox, workdir: Path) -> None:
     """For people and for programs."""
-    answer = CliRunner().invoke(app, ["status", "--json"])
+    answer = CliRunner().invoke(sandbox_app, ["status", "--json"])
     document = json.loads(answer.stdout)
     assert (answer.exit_code, document["state"]) == (0, "up")
     assert sorted(document["nodes"]) == ["tu01", "tu02", "tu03", "tu04"]
-    assert f"export SLURM_CONF={sandbox.slurm_conf}\n" in CliRunner().invoke(app, ["env"]).stdout
+    assert f"export SLURM_CONF={sandbox.slurm_conf}\n" in CliRunner().invoke(sandbox_app, ["env"]).stdout
 
 
 def test_up_again_finds_it_up(sandbox: Sandbox, workdir: Path) -> None:
@@ -373,7 +373,7 @@ def test_down_leaves_nothing_and_down_again_is_harmless(nothing_up: Folder, host
     """After the session's sandbox with all its jobs."""
     assert_nothing_is_left(nothing_up, hosts_before)
     sandboxes.down()
-    assert CliRunner().invoke(app, ["status"]).exit_code == 1
+    assert CliRunner().invoke(sandbox_app, ["status"]).exit_code == 1
     assert not load_site("tu-hpc").rehearsal
 
 
@@ -417,7 +417,7 @@ def test_a_gpu_site_gives_gpus_and_its_jobs_end_with_it(
     nothing_up: Folder, hosts_before: bytes, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CUDA_VISIBLE_DEVICES is set; ``down`` goes well with slurmctld killed and a job that ignores SIGTERM."""
-    answer = CliRunner().invoke(app, ["up", "--like", "gcp-t4", "--json"])
+    answer = CliRunner().invoke(sandbox_app, ["up", "--like", "gcp-t4", "--json"])
     assert msgspec.json.decode(answer.stdout, type=Sandbox).partitions == {"t4": ("gcp01", "gcp02")}
     for name, value in sandboxes.environment().items():
         monkeypatch.setenv(name, value)
@@ -433,7 +433,7 @@ def test_a_gpu_site_gives_gpus_and_its_jobs_end_with_it(
         assert hpcjobs("submit", "--site", "gcp-t4", "-t", "5m", "--name", name, *held, "true").code == 0
     assert hpcjobs("wait", "ended").code == 0
     os.kill(pid_of(str(nothing_up.root), "slurmctld"), signal.SIGKILL)
-    assert CliRunner().invoke(app, ["down"]).exit_code == 0
+    assert CliRunner().invoke(sandbox_app, ["down"]).exit_code == 0
     assert_nothing_is_left(nothing_up, hosts_before)
     assert identity(job[0]) != job
     states = {name: hpcjobs("show", name, "--json").json["records"][0]["state"] for name in ("ended", "held")}
