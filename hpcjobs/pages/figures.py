@@ -24,8 +24,11 @@ COLOURS: Final = ("#1f5fa8", "#c2571a", "#2c7a4b", "#7a3fa0", "#b08900", "#2a8fa
 _ON_PAGE: Final = {INK: "var(--ink)", BEHIND: "var(--page)"} | {
     colour: f"var(--c{number})" for number, colour in enumerate(COLOURS)
 }
-_LEGEND_WIDTH: Final = 56
-"""Characters of a line of the legend."""
+_WIDTH: Final = 4.8
+_LEGEND_WIDTH: Final = 58
+"""Characters of a line of the legend of a figure of that width."""
+_LEGEND_LINE: Final = 0.2
+"""Height of a line of it, in inches."""
 _STYLE: Final[dict[Any, Any]] = {
     "svg.fonttype": "none",  # text stays text: smaller files, and a page can be searched
     "svg.hashsalt": "hpcjobs",  # the same study gives the same file
@@ -45,7 +48,7 @@ mpl.rcParams.update(_STYLE)
 _NO_METADATA: Final = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
 
-def new_figure(*, width: float = 4.8, height: float = 3.4) -> tuple[Figure, Axes]:
+def new_figure(*, width: float = _WIDTH, height: float = 3.1) -> tuple[Figure, Axes]:
     """An empty figure in the style of the reports; ``width`` and ``height`` in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
@@ -55,15 +58,15 @@ def new_figure(*, width: float = 4.8, height: float = 3.4) -> tuple[Figure, Axes
     return figure, axes
 
 
-def add_legend(figure: Figure, *, title: str | None = None) -> None:
-    """A legend below the axes, where it covers nothing."""
+def add_legend(figure: Figure) -> None:
+    """A legend below the axes, where it covers nothing; the figure grows by its lines."""
     (axes, *_) = figure.axes
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        columns = max(1, min(len(labels), _LEGEND_WIDTH // (max(map(len, labels)) + 7)))
-        figure.legend(
-            handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9.5, title=title
-        )
+        room = int(_LEGEND_WIDTH * figure.get_figwidth() / _WIDTH)
+        columns = max(1, min(len(labels), room // (max(map(len, labels)) + 5)))
+        figure.set_figheight(figure.get_figheight() + _LEGEND_LINE * -(-len(labels) // columns))
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9.5)
 
 
 def escape_math(text: str) -> str:
