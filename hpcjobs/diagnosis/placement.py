@@ -138,7 +138,8 @@ def can_ask(site: Site) -> bool:
 
 def _on_site(request: JobSpec, site: Site, spec: Sequence[Layer] | Path, runner: Runner) -> Iterator[Placement]:
     named = request.resources.partition
-    partitions = [named] if isinstance(named, str) else list(site.partitions) if site.kind.has_partitions else [None]
+    unnamed: list[str | None] = [None] if site.chooses_partition or not site.kind.has_partitions else [*site.partitions]
+    partitions = [named] if isinstance(named, str) else unnamed
     for partition in partitions:
         options = {} if partition is None else {"partition": partition}
         try:

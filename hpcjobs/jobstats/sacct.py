@@ -121,7 +121,7 @@ class Streamer(Protocol):
     def __call__(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Iterator[bytes]: ...
 
 
-def stream(argv: Sequence[str], *, env: Mapping[str, str] | None = None, block_bytes: int = 8 << 20) -> Iterator[bytes]:
+def stream(argv: Sequence[str], *, env: Mapping[str, str] | None = None, block_bytes: int = 5 << 20) -> Iterator[bytes]:
     """Standard output of ``argv`` in blocks as it comes: for answers too large to hold.
 
     Raises:

@@ -26,7 +26,7 @@ class Unanswered(msgspec.Struct, frozen=True):
     """Seconds since 1970."""
 
 
-class _Line(Unanswered, frozen=True, kw_only=True):
+class _SubmissionLine(Unanswered, frozen=True, kw_only=True):
     """A line of the record: a command was sent, or answered."""
 
     command: str
@@ -40,7 +40,7 @@ def find_or_record(destination: str, arguments: Sequence[str]) -> tuple[Unanswer
     if newest is not None and not newest.answered:
         return Unanswered(newest.token, newest.sent), True
     sent = Unanswered(secrets.token_hex(16), time.time())
-    _append(_Line(sent.token, sent.sent, command=_digest(destination, arguments)))
+    _append(_SubmissionLine(sent.token, sent.sent, command=_digest(destination, arguments)))
     return sent, False
 
 
@@ -51,17 +51,17 @@ def mark_answered(destination: str, arguments: Sequence[str]) -> None:
         _append(msgspec.structs.replace(newest, answered=True))
 
 
-def _newest(destination: str, arguments: Sequence[str]) -> _Line | None:
+def _newest(destination: str, arguments: Sequence[str]) -> _SubmissionLine | None:
     """The last line about the command; lines that a full disk cut short are left out."""
     digest, newest = _digest(destination, arguments), None
     for stored in _store().read(_raise):
         if digest.encode() in stored.text:
             with contextlib.suppress(msgspec.MsgspecError):
-                newest = msgspec.json.decode(stored.text, type=_Line)
+                newest = msgspec.json.decode(stored.text, type=_SubmissionLine)
     return newest
 
 
-def _append(line: _Line) -> None:
+def _append(line: _SubmissionLine) -> None:
     _store().append([msgspec.json.encode(line).decode()])
 
 

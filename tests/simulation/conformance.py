@@ -78,8 +78,8 @@ class Real:
     def __init__(self, sandbox: Sandbox, lane: int, folder: Path) -> None:
         self.partition, self._folder = f"lane{lane}", folder
         self.node_names = list(sandbox.partitions[self.partition])
-        kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-        self._env = {**kept, **sandboxes.environment(), **QUESTION, "LC_ALL": "C"}
+        passed = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        self._env = {**passed, **sandboxes.environment(), **QUESTION, "LC_ALL": "C"}
 
     def run(self, *argv: str) -> Result:
         done = subprocess.run(argv, env=self._env, cwd=self._folder, capture_output=True, text=True, check=False)

@@ -149,7 +149,7 @@ HINTS: tuple[tuple[str, str], ...] = (
     ("job submit/allocate specification", "look at the options above, and at the site file's directives"),
     (
         "unspecified error",
-        "a plugin of the site refuses without a reason (job_submit): its documentation, or its administrators, say why",
+        "a plugin of the site refuses (job_submit): its reason is above, or its administrators say why",
     ),
     ("internal error", "tell the administrators, with this message"),
     ("configuration source", "no Slurm configuration here: set SLURM_CONF, or run on a login node"),

@@ -60,3 +60,12 @@ def test_a_refusal_of_a_partition_that_takes_no_jobs_from_this_host_says_so(clus
     refused = within("submit", "--site", "./site.yaml", "--test-only", "true")
     assert "Access/permission denied" in refused.out
     assert "AllocNodes" not in refused.out
+
+
+def test_where_a_plugin_chooses_the_partition_none_is_named(cluster: Path, here: Path) -> None:
+    (here / "site.yaml").write_text((here / "site.yaml").read_text() + "chooses_partition: true\n")
+    named = "echo 'error: do not name a partition' >&2; echo 'allocation failure: Unspecified error' >&2; exit 1"
+    start = f"echo 'sbatch: Job 7 to start at {int(time.time())} using 2 processors on nodes n1' >&2"
+    answer(cluster, "sbatch", f'case "$*" in *--partition*) {named} ;; *) {start} ;; esac')
+    (row,) = ok("where", "--site", "./site.yaml", "--json", "true").json
+    assert (row["partition"], row["is_valid"]) == (None, True)
