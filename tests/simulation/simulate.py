@@ -7,6 +7,7 @@ python tests/simulation/simulate.py --seeds 0-999999     many, on --jobs process
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 import time
@@ -83,7 +84,13 @@ def command(schedule: Schedule) -> str:
 def describe(failure: Failure, *, trace: int = 60) -> str:
     faults = " ".join(map(str, failure.schedule.faults)) or "none"
     lines = [*failure.errors, f"faults: {faults}", f"replay: {command(failure.schedule)} --faults {faults!r}"]
-    return "\n".join([*lines, *failure.trace[-trace:]])
+    return "\n".join([*lines, *_shorten(failure.trace)[-trace:]])
+
+
+def _shorten(trace: list[str]) -> list[str]:
+    """A trace in which a line that is repeated, at later times, is there once."""
+    groups = [list(group) for _, group in itertools.groupby(trace, key=lambda line: line[10:])]
+    return [group[0] + (f"  ({len(group)} times)" if len(group) > 1 else "") for group in groups]
 
 
 def _faults(text: str) -> tuple[Fault, ...]:

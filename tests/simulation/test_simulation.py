@@ -28,8 +28,10 @@ def test_a_schedule_is_the_same_each_time_that_it_is_played(tmp_path: Path) -> N
 
 
 def test_a_failure_names_the_command_that_replays_it() -> None:
-    text = describe(Failure(Schedule(3, life.draw_faults(3)), ["lost"], ["it began"]))
+    trace = ["       1.0  it began", *(f"{second:10.1f}  no space" for second in range(2, 99))]
+    text = describe(Failure(Schedule(3, life.draw_faults(3)), ["lost"], trace))
     assert "python tests/simulation/simulate.py --seed 3" in text
+    assert text.endswith("       1.0  it began\n       2.0  no space  (97 times)")
 
 
 def test_a_schedule_plays_in_a_folder_of_its_own_and_leaves_the_environment_as_it_was(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from commandline import Answer
 from login_node import Cluster
 from waiting import eventually
 
+from hpcjobs.processes.programs import run
 from hpcjobs.sandbox import Sandbox
 from hpcjobs.sandbox.daemons import Daemon, alive, recorded_daemons
 from hpcjobs.sandbox.folder import Folder
@@ -95,8 +96,9 @@ def test_no_submission_is_lost_or_doubled_while_slurmctld_is_stopped_killed_and_
         held.update(failed)
         if failed:
             cluster.slurm("scancel", "--quiet", *failed)
-            for host in sandbox.hosts:
-                cluster.slurm("scontrol", "update", f"NodeName={host.name}", "State=RESUME")
+        for node in set(cluster.slurm("sinfo", "-h", "-N", "-t", "drained", "-o", "%N").split()):
+            # Refused until the node has registered with a controller that has just started.
+            run(["scontrol", "update", f"NodeName={node}", "State=RESUME"], env={"SLURM_CONF": sandbox.slurm_conf})
         return not rows
 
     eventually(is_quiet, what="the end of all jobs", timeout_s=1800)
