@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def compare(seeds: str, *, limit_s: int) -> str:
     """Play sequences on a sandbox of their own, for so long.
 
-    On a busy machine a real Slurm answers later, which changes lines: 9 of 10 agree there, all of the first on an idle one.
+    On a busy machine a real Slurm answers later, which changes lines: there 9 of 10 agree, on an idle one all do.
     """
     command = [sys.executable, "-W", "ignore", "tests/simulation/conformance.py", "--seeds", seeds, "--least", "0.9"]
     done = subprocess.run(
