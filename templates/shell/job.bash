@@ -45,7 +45,11 @@ _hj_finish() {
         echo "$code" >"$HPCJOBS_RUN_DIR/.exit_code"
         { kill -HUP "$_hj_reader" && wait "$_hj_reader"; } 2>/dev/null
     fi
-    [ ${#_hj_helpers[@]} -eq 0 ] || kill "${_hj_helpers[@]}" 2>/dev/null
+    if [ ${#_hj_helpers[@]} -ne 0 ]; then
+        kill "${_hj_helpers[@]}" 2>/dev/null
+        # A sampler of this machine writes its last lines before the queue ends what is left; an srun may wait for a dead node.
+        [ "$HPCJOBS_SCHEDULER" = slurm ] || wait "${_hj_helpers[@]}" 2>/dev/null
+    fi
     [ -z "$_hj_recorder" ] || { kill "$_hj_recorder" && wait "$_hj_recorder"; } 2>/dev/null
     # With --retries node.pyz writes the job's state; a cell of a sweep writes its own.
     [ -n "${HPCJOBS_CONTROL_DIR:-}" ] && [ "$BASHPID" = $$ ] || _hj_write_state "$state" "$code" "$failure"
