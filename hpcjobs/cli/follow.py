@@ -7,6 +7,7 @@ import re
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -203,15 +204,20 @@ def _print_samples(entry: Entry, *, follow: bool, chooses_lines: bool, as_json: 
 
 LINES = 10
 """So many lines of the rank that failed first are printed."""
+_MOST_FAILURES = 20
+"""Jobs and tasks that are described one by one."""
 
 
 def print_failures(jobs: Iterable[Known], *, printed: Mapping[str, State]) -> None:
-    """Print how each failed job ended; for the first one also its last lines and the command that explains it.
+    """Print how failed jobs ended; for the first one also its last lines and the command that explains it.
+
+    Of more than 20 the rest is counted by state; those of which nothing is known come last.
 
     ``printed``: the states that have a line already; it is not printed again if it would add no fact.
     """
     failed = [(job.entry, record) for job in jobs for record in job.records if record.state is not State.COMPLETED]
-    for number, (entry, record) in enumerate(failed):
+    failed.sort(key=lambda job: job[1].state is State.UNKNOWN)
+    for number, (entry, record) in enumerate(failed[:_MOST_FAILURES]):
         if is_never_met(record):
             note(f"job {record.job_id} will not start: its dependency can never be satisfied")
             note(f"next: hpcjobs cancel {record.job_id} removes it from the queue")
@@ -232,6 +238,8 @@ def print_failures(jobs: Iterable[Known], *, printed: Mapping[str, State]) -> No
         note(f"log {log}")
         if number == 0:
             note(f"next: hpcjobs why {record.job_id}")
+    if rest := Counter(record.state.value for _, record in failed[_MOST_FAILURES:]):
+        note(f"and {', '.join(f'{count:,} {state}' for state, count in rest.items())}; hpcjobs ps -a lists them")
 
 
 def _first_failure(entry: Entry, record: JobRecord) -> FirstFailure | None:

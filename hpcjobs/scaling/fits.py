@@ -140,18 +140,18 @@ class RunGroups:
         difference = float(self.means[group] - other.means[base])
         if self.scatter is None or other.scatter is None:
             return Ratio(Interval(float(np.exp(difference))), None)
-        own, theirs = len(self.runs), len(other.runs)
+        own, others = len(self.runs), len(other.runs)
         both = Scatter(
             np.concatenate([self.scatter.variances, other.scatter.variances]),
             np.concatenate([self.scatter.free, other.scatter.free]),
             np.block(
                 [
-                    [self.scatter.weights, np.zeros((own, theirs))],
-                    [np.zeros((theirs, own)), other.scatter.weights],
+                    [self.scatter.weights, np.zeros((own, others))],
+                    [np.zeros((others, own)), other.scatter.weights],
                 ]
             ),
         )
-        shares = np.zeros(own + theirs)
+        shares = np.zeros(own + others)
         shares[group], shares[own + base] = 1 / self.runs[group], 1 / other.runs[base]
         error, freedom = both.spread(shares)
         if error == 0:  # times in whole seconds: all alike

@@ -173,7 +173,7 @@ class LocalScheduler:
         return []
 
     def step(self, job_id: str, hosts: Sequence[str], *options: str) -> list[str]:
-        """No words: its hosts are this machine."""
+        """An empty prefix: every step runs on this machine."""
         return []
 
     def estimate(self, job: Job) -> Estimate:
