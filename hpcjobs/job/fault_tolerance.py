@@ -16,7 +16,7 @@ from hpcjobs.processes.modules import module_words
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.site.models import WARNING_S, Partition, Retries, Site, parse_retries
 from hpcjobs.site.resources import node_range
-from hpcjobs.units import walltime_s
+from hpcjobs.units import time_limit_s, walltime_s
 from hpcjobs.user import user_name
 
 
@@ -28,7 +28,11 @@ def resolve_retries(spec: JobSpec, site: Site, values: Values) -> tuple[Retries 
     if retries is not None:
         values.default("requeue", True, "retries")
         # B: the batch shell alone gets it, since node.pyz decides when the ranks are signalled
-        values.default("signal", f"B:USR1@{signal_before_s or WARNING_S}", "retries")
+        # At most a quarter of the limit before its end, as node.pyz does: a signal that is due 300 s before the end of
+        # a limit of 300 s would end the script before anything handles it.
+        limit_s = time_limit_s(values["time"] if isinstance(values["time"], str) else None)
+        warning_s = WARNING_S if limit_s is None else min(WARNING_S, max(1, int(limit_s // 4)))
+        values.default("signal", f"B:USR1@{signal_before_s or warning_s}", "retries")
     return retries, signal_before_s
 
 

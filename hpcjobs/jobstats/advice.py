@@ -117,6 +117,8 @@ def _gpus(job: JobUsage) -> Advice | None:
     if share is None or gpus < 2 or share * gpus > gpus / 2 or job.state != "COMPLETED" or not _long_enough(job):
         return None
     enough = max(1, math.ceil(share * gpus * 1.2 / nodes))
+    if enough * nodes >= gpus:
+        return None
     return Advice("--gpus-per-node", str(enough), f"{gpus} GPUs were busy {share:.0%} of the time on average")
 
 

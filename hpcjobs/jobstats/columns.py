@@ -59,7 +59,7 @@ COLUMNS: Final[dict[str, tuple[str, str]]] = {
     ),
     "mem_per_node_bytes": (
         "whole",
-        "estimate for the fullest node of any attempt: largest task x tasks, over steps that ran together",
+        "estimate for the fullest node of any attempt: largest task x tasks, at most all of them; steps together",
     ),
     "max_rss_bytes": ("whole", "of the largest task"),
     "mem_efficiency": ("real", "mem_used / mem_requested"),

@@ -198,7 +198,10 @@ def _steps(steps: pl.DataFrame, jobs: pl.DataFrame, only: Collection[str] | None
         _cpu=clock_s("TotalCPU") if cpu_missing else pl.lit(None, dtype=pl.Float64),
         tasks=pl.when(~beside).then("NTasks"),
         mem_used_bytes=pl.when(~extern).then(pl.coalesce(used, pl.col("AveRSS") * tasks, largest * tasks)),
-        mem_per_node_bytes=largest * per_node,
+        # No node held more than all tasks together.
+        mem_per_node_bytes=pl.min_horizontal(
+            largest * per_node, pl.when(~extern & (used > 0)).then(pl.max_horizontal(used, "MaxRSS"))
+        ),
     )
     result = summed.group_by("_group").agg(
         steps=pl.len(), max_rss_bytes=pl.col("_rss").max(), _step_cpu=pl.col("_cpu").sum()
@@ -251,13 +254,19 @@ def _gpu_use(steps: pl.DataFrame, jobs: pl.DataFrame) -> pl.DataFrame:
     total, mean = shares["TRESUsageInTot"], shares["TRESUsageInAve"]
     percent = total.zip_with(total.is_not_null(), mean * gathered["NTasks"].fill_null(1))
     gpus = map_distinct(gathered["AllocTRES"], count_gpus, pl.Float64)
+    allocated = gpus.is_not_null().alias("_allocated")
     gpus = gpus.zip_with(gpus.is_not_null(), map_distinct(gathered["_job_tres"], count_gpus, pl.Float64))
     beside = pl.any_horizontal(pl.col("JobID").str.ends_with(f".{name}") for name in _BESIDE)
     memory = steps.select("_group", _memory=read_usage(steps["TRESUsageInTot"], "gres/gpumem"))
     used = memory.group_by("_group").agg(gpu_mem_bytes=pl.col("_memory").max())
-    gathered = gathered.with_columns(_percent=percent, _gpus=gpus.fill_null(1).clip(1), _beside=beside)
+    gathered = gathered.with_columns(
+        _percent=percent, _gpus=gpus.fill_null(1).clip(1), _beside=beside, _allocated=allocated
+    )
     gathered = gathered.filter(pl.col("_percent").is_not_null() & ~pl.col("JobID").str.ends_with(".extern"))
     gathered = gathered.with_columns(_worked=pl.col("_percent") > 0)
+    # A step without GPUs of its own, beside steps that have some, could use none.
+    others_have = (pl.col("_allocated") & ~pl.col("_beside")).any().over("_group")
+    gathered = gathered.filter(pl.col("_worked") | pl.col("_allocated") | ~others_have)
     first = pl.col("Start").filter("_worked").min().over("_group")
     last = pl.col("End").filter("_worked").max().over("_group")
     apart = ((pl.col("End") <= first) | (pl.col("Start") >= last)).fill_null(False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
@@ -175,13 +176,20 @@ class SumStore:
     """Sums of closed windows in the user's cache folder: a file per field of `Sums`, with the windows of its rows.
 
     Which attempts follow another one is known only of those that were read before. So the begin of the report is kept
-    with a window, and a report that begins earlier makes its sums anew.
+    with a window, and a report that begins earlier makes its sums anew. A window that the report's begin or end cuts
+    is neither read nor kept.
     """
 
     def __init__(
-        self, summing: Summing, since: int, prepare: Callable[[pl.DataFrame], pl.DataFrame], question: Sequence[str]
+        self,
+        summing: Summing,
+        since: int,
+        prepare: Callable[[pl.DataFrame], pl.DataFrame],
+        question: Sequence[str],
+        *,
+        cut: tuple[float, float],
     ) -> None:
-        self._summing, self._since, self._prepare = summing, since, prepare
+        self._summing, self._since, self._prepare, self._cut = summing, since, prepare, cut
         self._paths = {name: query_folder("sums", *question) / f"{name}.parquet" for name in Sums._fields}
         self._closed: dict[Window, Sums] = {}
         self._known = 0
@@ -195,7 +203,8 @@ class SumStore:
             self._known = len(self._closed)
 
     def windows(self, day: Window) -> list[Window]:
-        return following(day, dict(iter(self._closed)))
+        kept = following(day, dict(iter(self._closed))) if day.begin >= self._cut[0] else []
+        return [window for window in kept if window.end <= self._cut[1]]
 
     def read(self, window: Window) -> Sums:
         self._summing.remember(self._closed[window].put_back)
@@ -203,7 +212,7 @@ class SumStore:
 
     def keep(self, window: Window | None, frame: pl.DataFrame) -> Sums:
         part = self._summing.sums(self._prepare(frame))
-        if window is not None:
+        if window is not None and window.begin >= self._cut[0] and window.end <= self._cut[1]:
             self._closed[window] = part
         return part
 
@@ -269,7 +278,9 @@ def _sum_sacct(job_filter: JobFilter, site: Site, summing: Summing, doubts: Doub
         return summing.total([summing.sums(prepare(frame)) for frame in sacct.of_jobs(job_filter.job_ids, doubts)])
     first = next(days(job_filter.since, time.time()))
     chosen = (*job_filter._replace(since=first.begin, until=None), site.prices, site.watts, site.partitions)
-    store = SumStore(summing, first.begin, prepare, (*sacct.identity(), *summing.by, *time.tzname, repr(chosen)))
+    question = (*sacct.identity(), *summing.by, *time.tzname, repr(chosen))
+    until = math.inf if job_filter.until is None else job_filter.until
+    store = SumStore(summing, first.begin, prepare, question, cut=(job_filter.since, until))
     parts = list(sacct.parts(store, doubts, only=NEEDED))
     store.save()
     return summing.total(parts)

@@ -236,7 +236,7 @@ def _predict(possible: list[Fit], groups: list[SizeResult]) -> Interval:
     base, n = groups[0], 2 * groups[-1].n
     value, low, high = _unite([one.at(n) for one in possible])
     linear = (base.throughput.high or base.throughput.value) * n / base.n
-    return Interval(value, low, linear if high is None else min(high, linear))
+    return Interval(min(value, linear), low, linear if high is None else min(high, linear))
 
 
 def _unite(intervals: list[Interval]) -> Interval:

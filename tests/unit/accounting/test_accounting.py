@@ -197,6 +197,24 @@ def test_gpus_that_a_step_used_fully_are_not_called_idle_for_the_rows_of_slurm_i
     assert one(job, batch, extern)["gpu_utilization"] == 0
 
 
+def test_a_step_without_gpus_beside_one_that_has_them_leaves_none_idle() -> None:
+    job = row(AllocTRES="cpu=8,gres/gpu=2,mem=16384M,node=1")
+    half = {"ElapsedRaw": 1800, "NTasks": 1}
+    idle = {"TRESUsageInTot": "mem=1G,gres/gpuutil=0", "TRESUsageInAve": "gres/gpuutil=0"}
+    first = step(job, "0", AllocTRES="cpu=8,mem=16384M,node=1", End=BEGUN + 1860, **half, **idle)
+    tres = {"TRESUsageInTot": "mem=1G,gres/gpuutil=200", "TRESUsageInAve": "gres/gpuutil=200"}
+    second = step(job, "1", Start=BEGUN + 1860, AllocTRES="cpu=8,gres/gpu=2,node=1", **half, **tres)
+    assert one(job, first, second)["gpu_utilization"] == pytest.approx(1.0)
+
+
+def test_a_node_holds_no_more_than_all_tasks_together() -> None:
+    """One task of 8 GiB and fifteen of 1 GiB on one node."""
+    job = row(ReqMem="200G")
+    step_of_16 = step(job, NTasks=16, MaxRSS=8 * GIB, AveRSS="", TRESUsageInTot=f"mem={23 * GIB}")
+    assert one(job, step_of_16)["mem_per_node_bytes"] == 23 * GIB
+    assert one(job, step(job, MaxRSS=8 * GIB, TRESUsageInTot=""))["mem_per_node_bytes"] == 4 * 8 * GIB
+
+
 def test_gpu_use_is_weighted_by_time_and_gpus_and_idle_steps_of_their_own_count() -> None:
     job = row(AllocTRES="cpu=8,gres/gpu=4,mem=16384M,node=1")
     start, end = BEGUN + 60, BEGUN + 3660

@@ -53,7 +53,8 @@ def test_each_kind_of_waste_has_its_option(values: dict[str, Any], option: str, 
 
 
 @pytest.mark.parametrize("values", [{"state": "FAILED"}, {"elapsed_all_s": 20}, {"mem_per_node_bytes": 40 * GIB},
-                                    {"mem_per_node_bytes": None}, {"mem_requested_bytes": None}])  # fmt: skip
+                                    {"mem_per_node_bytes": None}, {"mem_requested_bytes": None},
+                                    {"mem_requested_bytes": 4 * GIB, "gpus": 2, "gpu_utilization": 0.5}])  # fmt: skip
 def test_nothing_is_advised_from_what_says_nothing(values: dict[str, Any]) -> None:
     assert advise(usage(**values)) == []
 

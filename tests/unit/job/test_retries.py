@@ -74,6 +74,11 @@ def test_slurm_is_asked_to_requeue_and_to_warn_the_script() -> None:
     assert "--signal" not in planned("sandbox", "srun", "true").script
 
 
+@pytest.mark.parametrize(("time", "before"), [("2h", 300), ("20m", 300), ("5m", 75), ("10s", 2)])
+def test_the_signal_of_a_short_limit_does_not_come_as_the_job_begins(time: str, before: int) -> None:
+    assert f"#SBATCH --signal=B:USR1@{before}\n" in planned("sandbox", "srun", "true", retries="on", time=time).script
+
+
 def test_a_world_that_may_shrink_needs_an_elastic_launcher_and_retries() -> None:
     with pytest.raises(RequestError, match="srun cannot continue with fewer nodes"):
         planned("sandbox", "srun", "true", retries="on", nodes=3, min_nodes=2)

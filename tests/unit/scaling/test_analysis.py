@@ -411,6 +411,18 @@ def test_the_prediction_holds_what_each_possible_law_predicts() -> None:
     assert high <= 32 * (analysis.groups[0].throughput.high or 0)
 
 
+def test_a_prediction_is_within_its_own_bounds_where_the_linear_one_is_the_limit() -> None:
+    values = {1: [984.793, 977.076, 970.33], 2: [1964.964, 2009.217, 2023.071],
+              4: [4043.092, 4035.815, 3971.941], 8: [8048.677, 7936.833, 8269.861]}  # fmt: skip
+    table = runs(dict.fromkeys(values, 1.0))
+    measured = [values[row["nodes"]][row["repeat"] - 1] for row in table.iter_rows(named=True)]
+    doubling = analyse(table.with_columns(throughput=pl.Series(measured))).doubling
+    assert doubling is not None
+    assert doubling.low is not None
+    assert doubling.high is not None
+    assert doubling.low <= doubling.value <= doubling.high
+
+
 def test_json_of_an_analysis_can_be_written() -> None:
     analysis = analyse(runs({1: 100, 2: 190}))
     assert json.loads(json.dumps([group._asdict() for group in analysis.groups]))[0]["n"] == 1
