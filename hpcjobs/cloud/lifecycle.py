@@ -18,6 +18,7 @@ from hpcjobs.cloud.head import HeadNode
 from hpcjobs.cloud.render import default_folder, render, wheel_of, write
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError
 from hpcjobs.files import config_dir, write_beside
+from hpcjobs.guards import refuse_change
 from hpcjobs.slurm_commands import list_queue
 from hpcjobs.units import format_count
 
@@ -128,6 +129,7 @@ def up(
             another cluster.
         HpcJobsError: Terraform failed or its question was answered with no, or the head cannot be reached.
     """
+    refuse_change("cloud up")
     out, _ = prepare(cluster, folder)
     _init(out)
     built = terraform.outputs(out) if is_built(out) else {}
@@ -163,6 +165,7 @@ def down(folder: Path, *, confirmed: bool = False, force: bool = False) -> None:
         RequestError: jobs run or wait there, or that is not known (``force`` continues all the same).
         HpcJobsError: nothing is built, Terraform failed, or its question was answered with no.
     """
+    refuse_change("cloud down")
     if not (folder / "terraform.tfstate").is_file():
         raise HpcJobsError(f"nothing is built in {folder}: it has no state", hint="--dir says another folder")
     built = terraform.outputs(folder)

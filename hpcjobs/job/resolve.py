@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from hpcjobs.errors import RequestError, nearest
+from hpcjobs.guards import limit_env
 from hpcjobs.job.batch import (
     BATCH,
     PASSED_THROUGH,
@@ -129,7 +130,7 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
         interface=site.interface or ("lo" if not site.kind.has_nodes and not hosts else None),
         address_suffix=site.address_suffix,
         prologue=prologue(site, environment=inside is None),
-        env=site.env | spec.env,
+        env=limit_env(site.env | spec.env, sources),
         run_root=str(run_root),
         retries=retries,
         node_python=choose_node_python(site),

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from hpcjobs import __version__
 from hpcjobs.errors import HpcJobsWarning, RequestError, reason_of
 from hpcjobs.files import file_name
+from hpcjobs.guards import refuse_change
 from hpcjobs.run import index
 from hpcjobs.run.identity import is_reachable, user_name
 from hpcjobs.run.index import Entry
@@ -237,7 +238,11 @@ def remove(jobs: Iterable[Old]) -> list[Old]:
     """Remove run folders and entries; return the removed ones. Others stay listed, with a warning.
 
     With jobs of this machine go the files of its queue.
+
+    Raises:
+        RequestError: the environment is read-only.
     """
+    refuse_change("remove run folders")
     removed = [job for job in jobs if _remove_folder(job.entry.run_dir)]
     index.remove(job.entry for job in removed)
     local = [job.entry for job in removed if not job.entry.kind.has_accounting and is_reachable(job.entry)]

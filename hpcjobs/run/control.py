@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -11,7 +13,9 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from hpcjobs import guards
 from hpcjobs.errors import RequestError, UnknownJobError, nearest
+from hpcjobs.guards import Amounts
 from hpcjobs.job.limits import check_change
 from hpcjobs.job.models import Job
 from hpcjobs.run.folder import BATCH_SCRIPT
@@ -20,7 +24,8 @@ from hpcjobs.run.index import Entry
 from hpcjobs.run.rerun import read_manifest
 from hpcjobs.run.select import require_all_own
 from hpcjobs.run.status import Connect, Known, statuses
-from hpcjobs.scheduler.base import Scheduler, State
+from hpcjobs.run.submit import most_of
+from hpcjobs.scheduler.base import JobRecord, Scheduler, State
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.site.centre import policies_of_job
 from hpcjobs.site.resources import Resources, gpus_in_gres, names_by_field, node_range
@@ -119,7 +124,11 @@ def control(verb: Verb, entries: Iterable[Entry], *, connect: Connect = connect)
     ids: list[str] = []
     for scheduler, known in _by_cluster(entries, verb, connect):
         chosen = [job_id for job in known for job_id in job.ids()]
-        {"hold": scheduler.hold, "release": scheduler.release, "requeue": scheduler.requeue}[verb](chosen)
+        with ExitStack() as counted:
+            if verb == "requeue":
+                for job in known:
+                    counted.enter_context(guards.count(job.entry.name or job.entry.job_id, _most_of_requeue(job)))
+            {"hold": scheduler.hold, "release": scheduler.release, "requeue": scheduler.requeue}[verb](chosen)
         ids += chosen
     return ids
 
@@ -137,8 +146,40 @@ def update(entry: Entry, settings: Sequence[str], *, connect: Connect = connect)
     for scheduler, known in _by_cluster([entry], "update", connect):
         alive = [record for record in known[0].records if not record.state.ended]
         check_settings(arguments, known[0].entry, alive[0].time_limit_s)
-        scheduler.update(known[0].ids()[0], arguments)
+        with guards.count(entry.name or entry.job_id, _most_of_update(arguments, known[0].entry, alive)):
+            scheduler.update(known[0].ids()[0], arguments)
     return arguments
+
+
+_HARMLESS = {*KEYS.values(), *FURTHER} - {
+    *(KEYS["time"], KEYS["nodes"], KEYS["gres"], KEYS["requeue"]),
+    *("EndTime", "MinCPUsNode", "NumCPUs", "NumTasks", "OverSubscribe"),
+}
+"""Settings that let a job use no more node, CPU and GPU hours."""
+_UNKNOWN = Amounts(1, math.inf, math.inf, math.inf)
+
+
+def _most_of_requeue(known: Known) -> Amounts:
+    """The most that the jobs use when they run once more; unknown for a job that hpcjobs did not submit."""
+    if guards.budget_text() is None or known.entry.is_foreign:
+        return _UNKNOWN
+    job = read_manifest(Path(known.entry.run_dir)).job
+    array = ",".join(map(str, range(len(known.records)))) if len(known.records) > 1 else None
+    limit_s = known.records[0].time_limit_s or job.time_limit_s
+    return most_of(replace(job, retries=None, time_limit_s=limit_s, resources=replace(job.resources, array=array)))
+
+
+def _most_of_update(settings: Sequence[str], entry: Entry, alive: list[JobRecord]) -> Amounts:
+    """The most that a job uses with ``settings`` of scontrol beyond what it may use now."""
+    names = [setting.partition("=")[0] for setting in settings]
+    if guards.budget_text() is None or _HARMLESS.issuperset(names):
+        return Amounts(0, 0, 0, 0)
+    if entry.is_foreign or not _HARMLESS.union([KEYS["time"], KEYS["nodes"]]).issuperset(names):
+        return _UNKNOWN._replace(jobs=0)
+    limit_s = alive[0].time_limit_s
+    job = replace(read_manifest(Path(entry.run_dir)).job, time_limit_s=limit_s)
+    now, after = most_of(job), most_of(_changed(job, settings, limit_s))
+    return Amounts(*(new if math.isinf(new) else max(0.0, new - old) for new, old in zip(after, now, strict=True)))
 
 
 def signal(
@@ -234,12 +275,17 @@ def check_settings(settings: Sequence[str], entry: Entry, limit_s: float | None)
     policies = policies_of_job(entry.site, filter(None, (entry.cluster, own_cluster("slurm", entry.slurm_conf))))
     if not policies or entry.is_foreign:  # without a manifest, the request was never checked
         return
-    job = changed = read_manifest(Path(entry.run_dir)).job
+    job = read_manifest(Path(entry.run_dir)).job
+    check_change(job, _changed(job, settings, limit_s), policies)
+
+
+def _changed(job: Job, settings: Sequence[str], limit_s: float | None) -> Job:
+    """``job`` with ``settings`` of scontrol."""
     for setting in settings:
         name, _, value = setting.partition("=")
         for field in (field for field, key in KEYS.items() if key == name):
-            changed = _change(changed, field, _new_limit(value, limit_s) if field == "time" else value)
-    check_change(job, changed, policies)
+            job = _change(job, field, _new_limit(value, limit_s) if field == "time" else value)
+    return job
 
 
 def _change(job: Job, field: str, value: str) -> Job:

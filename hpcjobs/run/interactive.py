@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from hpcjobs import slurm_commands
 from hpcjobs.errors import RequestError
 from hpcjobs.files import file_name, write_beside
+from hpcjobs.guards import refuse_change
 from hpcjobs.job.directives import sbatch_options
 from hpcjobs.job.launch import Raw, command_line, launch
 from hpcjobs.job.layers import VARIABLES
@@ -28,7 +29,7 @@ from hpcjobs.run.select import require_own
 from hpcjobs.run.status import Connect, statuses
 from hpcjobs.run.submit import count_against_budget
 from hpcjobs.runtime.hostlist import hosts_of
-from hpcjobs.scheduler.base import JobRecord, State, refuse_change
+from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.site.resources import is_option_where
 
@@ -62,6 +63,7 @@ def attach(
         RequestError: the job does not run, is no Slurm job of this cluster or not this user's, or has no such node or
             rank.
     """
+    refuse_change("run a program in a job")
     require_reachable([entry])
     if not entry.kind.runs_steps:
         raise RequestError(f"job {entry.job_id} runs on this machine itself", hint="run the command here")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal as signals
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
 
-from hpcjobs.errors import RequestError, SchedulerError
+from hpcjobs.errors import SchedulerError
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.record.state import State as State
 from hpcjobs.site.checks import Frozen, Moment
@@ -241,22 +240,6 @@ def choose_colour(state: State) -> str:
     if state.ended:
         return "red"
     return "cyan" if state is State.RUNNING else "" if state is State.UNKNOWN else "yellow"
-
-
-VARIABLE = "HPCJOBS_READ_ONLY"
-
-
-def refuse_change(what: str) -> None:
-    """Called by whatever is about to have a scheduler ``submit`` or ``cancel`` jobs, or the like.
-
-    Raises:
-        RequestError: the environment is read-only.
-    """
-    if value := os.environ.get(VARIABLE):
-        raise RequestError(
-            f"{what}: refused, because {VARIABLE}={value} is set: nothing is submitted or changed here",
-            hint=f"unset {VARIABLE}; verbs that only ask (ps, show, logs, why, report), and --dry-run, work with it",
-        )
 
 
 Report = Callable[[str], None]

@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "hpcjobs"
 
 # room -> the rooms it may import from, besides itself; `hpcjobs` is the package's own public names.
 GROUND = {"errors", "units", "files", "gpu_errors", "ports", "printable", "processes", "data", "pyz", "templating"}
-GROUND |= {"extras", "record", "scheduler_kind", "slurm_commands", "user", "wheel"}
+GROUND |= {"extras", "guards", "record", "scheduler_kind", "slurm_commands", "user", "wheel"}
 ALLOWED = {
     "torch_state": set[str](),
     "trackers": set[str](),
@@ -28,6 +28,7 @@ ALLOWED = {
     "data": set[str](),
     "templating": set[str](),
     "user": set[str](),
+    "guards": {"errors", "files"},
     "pyz": {"hpcjobs"},
     "wheel": {"data", "hpcjobs"},
     "extras": {"errors"},

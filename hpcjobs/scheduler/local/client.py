@@ -17,12 +17,13 @@ from pathlib import Path
 import hpcjobs
 from hpcjobs.errors import RequestError, SchedulerError, UnknownJobError
 from hpcjobs.files import state_dir
+from hpcjobs.guards import refuse_change
 from hpcjobs.job.array import array_text, task_ids
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.processes.programs import clean_env
 from hpcjobs.processes.start import start
 from hpcjobs.processes.tree import MARK
-from hpcjobs.scheduler.base import Estimate, JobRecord, State, Submitted, refuse_change
+from hpcjobs.scheduler.base import Estimate, JobRecord, State, Submitted
 from hpcjobs.scheduler.local import gpus, job_folder, queue
 from hpcjobs.scheduler.local.job_folder import LocalJob, Lock
 from hpcjobs.scheduler.local.policy import Wait

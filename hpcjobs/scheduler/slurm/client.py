@@ -9,12 +9,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from hpcjobs import slurm_commands
 from hpcjobs.errors import CommandMissingError, HpcJobsWarning, SchedulerDownError, SchedulerError
+from hpcjobs.guards import refuse_change
 from hpcjobs.job.array import task_ids
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.processes.programs import Result, Runner, run, run_following
 from hpcjobs.record.names import STATE
 from hpcjobs.record.state import read_state_file
-from hpcjobs.scheduler.base import Estimate, JobRecord, Submitted, refuse_change
+from hpcjobs.scheduler.base import Estimate, JobRecord, Submitted
 from hpcjobs.scheduler.slurm.parse import (
     ACCOUNTED,
     QUEUED,

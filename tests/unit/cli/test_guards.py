@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,7 +12,10 @@ import pytest
 from commandline import hpcjobs, ok, within
 from sample_cluster import SampleCluster
 
+import hpcjobs as hpcjobs_package
 from hpcjobs.files import state_dir
+
+PACKAGE = Path(hpcjobs_package.__file__).parent
 
 CHANGES = (
     ("submit", "train.py"),
@@ -27,6 +32,9 @@ CHANGES = (
     ("sweep", "run", "--set", "lr=1,2", "--name", "lr", "train.py"),
     ("fabric",),
     ("alloc", "-N", "1", "true"),
+    ("exec", "44", "--", "true"),
+    ("drill", "kill-rank", "train.py"),
+    ("prune", "--older-than", "0", "--remove"),
 )
 
 
@@ -72,6 +80,10 @@ def test_nothing_is_changed_in_a_read_only_environment(
         (("sweep", "run", "--set", "lr=1,2,3", "--name", "lr", "train.py"), "jobs=2", "up to 3 jobs"),
         (("scale", "-N", "1", "--repeats", "3", "--name", "speed", "train.py"), "jobs=2", "up to 3 jobs"),
         (("fabric",), "jobs=0", "up to 1 jobs"),
+        (("requeue", "44"), "jobs=0", "up to 1 jobs, and 0 of 0 are left"),
+        (("update", "44", "time=+10:00:00"), "node_hours=1", "up to "),
+        (("update", "44", "nodes=9"), "node_hours=1", "up to "),
+        (("update", "44", "NumCPUs=99"), "cpu_hours=99", "an unknown number"),
         (("alloc", "-N", "1", "true"), "jobs=0", "up to 1 jobs"),
     ],
 )
@@ -127,3 +139,80 @@ def test_forty_submissions_at_once_stay_within_the_budget(tmp_path: Path) -> Non
     assert sorted(answer.code for answer in answers) == [0] * 7 + [5] * 33
     assert len(hpcjobs("ps", "-a", "--json", cwd=tmp_path, env=env).json) == 7
     hpcjobs("wait", "--all", cwd=tmp_path, env=env)
+
+
+def test_settings_that_use_no_more_hours_are_changed_within_a_budget(
+    record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCJOBS_BUDGET", "jobs=0,node_hours=0")
+    ok("update", "44", "comment=later", "time=1")
+    assert "TimeLimit=" in record.read_text()
+
+
+def test_a_job_gets_the_budget_of_its_submitter_and_no_other(
+    cluster: SampleCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("hpcjobs.yaml").write_text("program: train.py\nenv: {HPCJOBS_BUDGET: jobs=99}\n")
+    assert "export HPCJOBS_BUDGET=jobs=99" in ok("submit", "--dry-run").out
+    monkeypatch.setenv("HPCJOBS_BUDGET", "jobs=2,gpu_hours=1")
+    answer = within("submit", "--dry-run")
+    assert answer.code == 5
+    assert "env HPCJOBS_BUDGET=jobs=99 (" in answer.err
+    assert "hpcjobs.yaml" in answer.err
+    assert "a job cannot have another" in answer.err
+    assert within("submit", "--env", "HPCJOBS_BUDGET=", "train.py").code == 5
+    Path("alone.sh").write_text("#!/bin/bash\n#SBATCH --export=NONE\ntrue\n")
+    for program in ("train.py", "alone.sh"):
+        assert "export HPCJOBS_BUDGET=jobs=2,gpu_hours=1\n" in ok("submit", "--dry-run", program).out, program
+    assert "export HPCJOBS_BUDGET=jobs=2,gpu_hours=1\n" in ok("rerun", "--dry-run", "41").out
+
+
+CHANGING = ("submit", "cancel", "control", "update", "signal", "allocate")
+"""Functions of `hpcjobs.slurm_commands` that build a command which changes jobs."""
+COUNTING = ("guards.count", "count_against_budget")
+CHECKED = {
+    "scheduler/slurm/client.py": {"submit", "cancel", "_control", "update", "signal"},
+    "scheduler/local/client.py": {"submit", "cancel"},
+    "run/interactive.py": {"allocate", "attach"},
+    "run/archive.py": {"remove"},
+    "cloud/lifecycle.py": {"up", "down"},
+}
+"""Functions that change jobs, records or machines: each refuses to in a read-only environment."""
+COUNTED = {
+    "scheduler.submit": {"run/submit.py:hand_over"},
+    "scheduler.requeue": {"run/control.py:control"},
+    "scheduler.update": {"run/control.py:update"},
+}
+"""Verbs of a scheduler that use a budget -> the one function that calls each, inside ``guards.count``."""
+
+
+def calls() -> Iterator[tuple[str, str, str]]:
+    """Each attribute of a name in the package: file, function, ``name.attribute``."""
+
+    def walk(node: ast.AST, file: str, function: str) -> Iterator[tuple[str, str, str]]:
+        for child in ast.iter_child_nodes(node):
+            inside = child.name if isinstance(child, ast.FunctionDef) else function
+            if isinstance(child, ast.Attribute) and isinstance(child.value, ast.Name):
+                yield file, inside, f"{child.value.id}.{child.attr}"
+            if isinstance(child, ast.Call) and isinstance(child.func, ast.Name):
+                yield file, inside, child.func.id
+            yield from walk(child, file, inside)
+
+    for path in PACKAGE.rglob("*.py"):
+        yield from walk(ast.parse(path.read_text(encoding="utf-8")), str(path.relative_to(PACKAGE)), "")
+
+
+def test_each_command_that_changes_jobs_is_built_behind_the_guards() -> None:
+    """On the compute node alone (``node/``) a job changes itself: its attempts were counted when it was submitted."""
+    found = list(calls())
+    changing = {f"slurm_commands.{name}" for name in CHANGING}
+    builders = {(file, function) for file, function, name in found if name in changing}
+    builders = {(file, function) for file, function in builders if not file.startswith("node/")}
+    checked = {(file, function) for file, function, name in found if name == "refuse_change"}
+    assert checked == {(file, function) for file, functions in CHECKED.items() for function in functions}
+    assert builders - checked == {("job/plan.py", "_command")}  # a plan is a value: nothing is run by it
+    for verb, functions in COUNTED.items():
+        callers = {f"{file}:{function}" for file, function, name in found if name == verb}
+        assert {caller for caller in callers if not caller.endswith(":__init__")} == functions, verb  # views forward
+    counted = {f"{file}:{function}" for file, function, name in found if name in COUNTING}
+    assert counted >= set().union(*COUNTED.values()) | {"run/interactive.py:allocate"}

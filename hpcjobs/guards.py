@@ -1,0 +1,139 @@
+"""Limits that the environment sets on what is submitted or changed: HPCJOBS_READ_ONLY and HPCJOBS_BUDGET."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from hpcjobs.errors import ConfigError, HpcJobsError, RequestError, SchedulerDownError
+from hpcjobs.files import lock_file, state_dir
+
+READ_ONLY: Final = "HPCJOBS_READ_ONLY"
+BUDGET: Final = "HPCJOBS_BUDGET"
+_NAME: Final = "name"
+
+
+class Amounts(NamedTuple):
+    """The most that a submission may use; infinite without a bound."""
+
+    jobs: float
+    node_hours: float
+    cpu_hours: float
+    gpu_hours: float
+
+
+def refuse_change(what: str) -> None:
+    """Refuse ``what`` in a read-only environment: called where jobs, their records or machines are about to change.
+
+    Raises:
+        RequestError: the environment is read-only.
+    """
+    if value := os.environ.get(READ_ONLY):
+        raise RequestError(
+            f"{what}: refused, because {READ_ONLY}={value} is set: nothing is submitted or changed here",
+            hint="only verbs that read (ps, show, logs, why, report) and --dry-run work with it",
+        )
+
+
+def budget_text() -> str | None:
+    """The budget of this environment; None: no budget."""
+    return os.environ.get(BUDGET) or None
+
+
+def limit_env(env: Mapping[str, str], sources: Mapping[str, str]) -> dict[str, str]:
+    """The variables ``env`` of a job, with this environment's budget: what the job submits counts too.
+
+    Args:
+        sources: where ``env.NAME`` was read.
+
+    Raises:
+        RequestError: the job asks for another budget.
+    """
+    if (text := budget_text()) is None:
+        return dict(env)
+    if env.get(BUDGET, text) != text:
+        source = sources.get(f"env.{BUDGET}", "the site file")
+        raise RequestError(
+            f"env {BUDGET}={env[BUDGET]} ({source}): the budget here is {text}, and a job cannot have another",
+            hint=f"remove {BUDGET} from env; the job gets the budget of the environment",
+        )
+    return {**env, BUDGET: text}
+
+
+@contextmanager
+def count(name: str, amounts: Amounts) -> Iterator[None]:
+    """Submit or change the job ``name`` inside: ``amounts`` is counted first, and not if the change was refused.
+
+    Raises:
+        ConfigError: the variable is not a budget. RequestError: the job could exceed the rest of it.
+    """
+    text = budget_text()
+    if text is None:
+        yield
+        return
+    limits = _read_limits(text)
+    digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+    ledger = state_dir() / "budgets" / f"{digest[:16]}.jsonl"
+    _append(ledger, name, amounts._asdict(), limits)
+    try:
+        yield
+    except (HpcJobsError, OSError) as error:
+        if not (isinstance(error, SchedulerDownError) and error.maybe_taken):
+            _append(ledger, name, {key: -amount for key, amount in amounts._asdict().items()}, {})
+        raise
+
+
+def _read_limits(text: str) -> dict[str, float]:
+    limits = {}
+    for part in text.split(","):
+        key, _, value = part.strip().partition("=")
+        if key == _NAME and value:
+            continue
+        try:
+            amount = float(value)
+        except ValueError:
+            amount = math.nan
+        if key not in Amounts._fields or key in limits or not 0 <= amount < math.inf:
+            raise ConfigError(
+                f"{BUDGET}={text}: {part.strip() or 'nothing'} is no limit",
+                hint=f"{BUDGET}=gpu_hours=10,jobs=5; each of {', '.join(Amounts._fields)} once, with a number of 0 or"
+                " more",
+            )
+        limits[key] = amount
+    return limits
+
+
+def _append(ledger: Path, name: str, amounts: Mapping[str, float], limits: Mapping[str, float]) -> None:
+    """Add a line, unless with it the sums of the ledger would exceed ``limits``."""
+    ledger.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with ledger.open("a+", encoding="utf-8") as file:
+        lock_file(file.fileno())
+        file.seek(0)
+        sums: Counter[str] = Counter()
+        try:
+            for line in file:
+                sums.update(json.loads(line)["amounts"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise ConfigError(f"{ledger} cannot be used: {error}", hint="remove it to begin to count anew") from error
+        over = [key for key in limits if sums[key] + amounts[key] > limits[key] * (1 + 1e-9)]
+        if over:
+            raise RequestError(
+                "\n".join(_describe(key, name, amounts[key], limits[key], sums[key]) for key in over),
+                hint=f"fewer nodes, a shorter --time, bounded --retries (timeout=2,preempt=2); {BUDGET} is"
+                f" {os.environ.get(BUDGET)}, and {ledger} has what was counted",
+            )
+        counted = {key: amount for key, amount in amounts.items() if math.isfinite(amount)}
+        file.write(json.dumps({"time": time.time(), "name": name, "amounts": counted}) + "\n")
+
+
+def _describe(key: str, name: str, amount: float, limit: float, used: float) -> str:
+    most = f"{amount:.4g}" if math.isfinite(amount) else "an unknown number (no time limit, retries ∞ or --exclusive)"
+    return f"job {name}: up to {most} {key}, and {limit - used:.4g} of {limit:.4g} are left of {BUDGET}"
