@@ -178,7 +178,7 @@ def _most_of_update(settings: Sequence[str], entry: Entry, alive: list[JobRecord
         return _UNKNOWN._replace(jobs=0)
     limit_s = alive[0].time_limit_s
     job = replace(read_manifest(Path(entry.run_dir)).job, time_limit_s=limit_s)
-    now, after = most_of(job), most_of(_changed(job, settings, limit_s))
+    now, after = most_of(job), most_of(_apply_settings(job, settings, limit_s))
     return Amounts(*(new if math.isinf(new) else max(0.0, new - old) for new, old in zip(after, now, strict=True)))
 
 
@@ -276,10 +276,10 @@ def check_settings(settings: Sequence[str], entry: Entry, limit_s: float | None)
     if not policies or entry.is_foreign:  # without a manifest, the request was never checked
         return
     job = read_manifest(Path(entry.run_dir)).job
-    check_change(job, _changed(job, settings, limit_s), policies)
+    check_change(job, _apply_settings(job, settings, limit_s), policies)
 
 
-def _changed(job: Job, settings: Sequence[str], limit_s: float | None) -> Job:
+def _apply_settings(job: Job, settings: Sequence[str], limit_s: float | None) -> Job:
     """``job`` with ``settings`` of scontrol."""
     for setting in settings:
         name, _, value = setting.partition("=")

@@ -204,15 +204,15 @@ def calls() -> Iterator[tuple[str, str, str]]:
 
 def test_each_command_that_changes_jobs_is_built_behind_the_guards() -> None:
     """On the compute node alone (``node/``) a job changes itself: its attempts were counted when it was submitted."""
-    found = list(calls())
+    used = list(calls())
     changing = {f"slurm_commands.{name}" for name in CHANGING}
-    builders = {(file, function) for file, function, name in found if name in changing}
+    builders = {(file, function) for file, function, name in used if name in changing}
     builders = {(file, function) for file, function in builders if not file.startswith("node/")}
-    checked = {(file, function) for file, function, name in found if name == "refuse_change"}
+    checked = {(file, function) for file, function, name in used if name == "refuse_change"}
     assert checked == {(file, function) for file, functions in CHECKED.items() for function in functions}
     assert builders - checked == {("job/plan.py", "_command")}  # a plan is a value: nothing is run by it
     for verb, functions in COUNTED.items():
-        callers = {f"{file}:{function}" for file, function, name in found if name == verb}
+        callers = {f"{file}:{function}" for file, function, name in used if name == verb}
         assert {caller for caller in callers if not caller.endswith(":__init__")} == functions, verb  # views forward
-    counted = {f"{file}:{function}" for file, function, name in found if name in COUNTING}
+    counted = {f"{file}:{function}" for file, function, name in used if name in COUNTING}
     assert counted >= set().union(*COUNTED.values()) | {"run/interactive.py:allocate"}
