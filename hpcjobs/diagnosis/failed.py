@@ -8,9 +8,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hpcjobs import gpu_errors
-from hpcjobs.diagnosis.log import find_end, find_first_failure, find_host, select_last
-from hpcjobs.diagnosis.matches import Match, choose_match, find_matches, is_of_program
-from hpcjobs.diagnosis.rules.python import PROGRAM_ERROR
+from hpcjobs.diagnosis.log import (
+    find_crash_report,
+    find_end,
+    find_first_failure,
+    find_host,
+    find_memory_kills,
+    select_last,
+)
+from hpcjobs.diagnosis.matches import Match, choose_match, find_matches, is_independent, is_of_program
+from hpcjobs.diagnosis.rules.rule import PROGRAM_ERROR
 from hpcjobs.diagnosis.values import Diagnosis, Evidence, Failure, JobFacts, Kind, LogLine
 from hpcjobs.job.environment import OTHER_ENVIRONMENTS, find_private_installer
 from hpcjobs.scheduler.base import describe_exit, signal_of
@@ -50,6 +57,8 @@ STATES: dict[str, EndCause] = {
 """By Slurm's state of the job."""
 
 SIGNALS: dict[int, EndCause] = {
+    2: EndCause("interrupted", "Ended by SIGINT: somebody pressed Ctrl-C, or sent it by scancel --signal=INT",
+                certain=False),
     4: EndCause("illegal-instruction", "Killed by an illegal instruction: the program is built for another CPU",
                 ("lscpu  # on the node; build for the oldest CPU of the partition, or use --constraint",)),
     6: EndCause("aborted", "The program aborted itself (SIGABRT)",
@@ -204,10 +213,10 @@ TAIL_LINES = 12
 _ENDED_BY_OTHERS = 15
 """SIGTERM: sent by another process; a cause in any rank's log is more precise."""
 _CRASHES = {4, 6, 7, 8, 9, 11}
+_OF_HARDWARE = _CRASHES - {6}
+"""No exception ends a program by these: an error before them is a cause, but not the only possible one."""
 _BY_SLURM = {"time-limit", "step-time-limit", "preempted", "node-failed", "out-of-memory"}
 """Slurm itself cancels a step or job for these causes."""
-
-
 _ALL_RANKS = {"time-limit", "step-time-limit", "cancelled", "preempted", "deadline"}
 """Slurm ends all ranks for these causes: no rank failed first."""
 
@@ -220,6 +229,8 @@ class _Conclusion(NamedTuple):
     rank: int | None = None
     host: str | None = None
     is_known: bool = True
+    line: LogLine | None = None
+    """The line that matters where no rule explains one."""
 
 
 def diagnose(facts: JobFacts, lines: Sequence[LogLine]) -> Diagnosis:
@@ -236,14 +247,20 @@ def diagnose(facts: JobFacts, lines: Sequence[LogLine]) -> Diagnosis:
     if best is not None and best.rule.cause == "out-of-memory" and facts.failure is None:
         # Slurm kills all tasks of such a step: srun's order of reporting them has no meaning.
         best = next((match for match in matches if match.rule is best.rule and match.line.rank is not None), best)
-        failure = None if best.line.rank is not None or facts.out_of_memory is not None else failure
-    conclusion = _conclude(facts, failure, best)
-    if conclusion.end.cause in _ALL_RANKS:  # a rank's record then has the signal, not the cause
-        failure = None
+        killed = find_memory_kills(lines) if facts.tasks_are_ranks else []
+        if best.line.rank is not None or facts.out_of_memory is not None:
+            failure = find_end(lines, best.line.rank) if best.line.rank is not None else None
+        elif killed:
+            failure = killed[0] if len({each.host for each in killed}) == 1 else None
+        victim = best.line.rank if best.line.rank is not None else failure.rank if failure is not None else None
+        if any(is_independent(match, of=victim, first=first_rank) for match in matches):
+            best = best._replace(is_doubtful=True)
+    conclusion = _conclude(facts, failure, best, lines)
+    failure = _failure_of(conclusion, failure, facts, lines)
     rank, host = _place(conclusion, failure, facts)
     if host is None and rank is not None and facts.tasks_are_ranks:
         host = find_host(lines, rank)
-    line = conclusion.match.line if conclusion.match else None
+    line = conclusion.match.line if conclusion.match else conclusion.line
     values = values_of(facts, rank=rank, host=host)
     values = add_derived(values | (conclusion.match.values if conclusion.match else {}))
     is_known = conclusion.is_known
@@ -257,7 +274,7 @@ def diagnose(facts: JobFacts, lines: Sequence[LogLine]) -> Diagnosis:
         certain=is_known and conclusion.end.certain,
         rank=rank,
         host=host,
-        exit_code=facts.exit_code if failure is None or failure.exit_code is None else failure.exit_code,
+        exit_code=facts.exit_code if failure is None or not _has_end(failure) else failure.exit_code,
         signal=_signal(facts, failure),
         line=line,
         evidence=tuple(_evidence(facts, failure, best, line)),
@@ -267,13 +284,31 @@ def diagnose(facts: JobFacts, lines: Sequence[LogLine]) -> Diagnosis:
     )
 
 
+def _has_end(failure: Failure) -> bool:
+    return failure.exit_code is not None or failure.signal is not None
+
+
+def _failure_of(
+    conclusion: _Conclusion, failure: Failure | None, facts: JobFacts, lines: Sequence[LogLine]
+) -> Failure | None:
+    """The end of the rank that the conclusion names, where another one was reported first."""
+    if failure is None or conclusion.end.cause in _ALL_RANKS:  # a rank's record then has the signal, not the cause
+        return None
+    rank = conclusion.rank
+    if rank is None or failure.rank in (None, rank) or not facts.tasks_are_ranks:
+        return failure
+    return find_end(lines, rank)
+
+
 def _ended_later(best: Match, failure: Failure, facts: JobFacts) -> bool:
     """Whether the rank of ``best`` failed first and ended later: it may hang in its exit while others lose it."""
     ranks = (best.line.rank, failure.rank)
     return facts.tasks_are_ranks and None not in ranks and ranks[0] != ranks[1] and is_of_program(best)
 
 
-def _conclude(facts: JobFacts, failure: Failure | None, best: Match | None) -> _Conclusion:
+def _conclude(
+    facts: JobFacts, failure: Failure | None, best: Match | None, lines: Sequence[LogLine] = ()
+) -> _Conclusion:
     state = facts.state or ""
     of_slurm = best if best is not None and best.rule.cause in _BY_SLURM else None
     # Slurm itself may have cancelled a job: srun's lines give the reason.
@@ -289,12 +324,18 @@ def _conclude(facts: JobFacts, failure: Failure | None, best: Match | None) -> _
     if best is not None and best.rule.cause == "out-of-memory" and facts.out_of_memory is not None:
         return _at_step(facts, _by_rule(best).end, best)
     if best is not None and names_cause and (signal in (None, _ENDED_BY_OTHERS) or _is_of(best, failure)):
-        return _by_rule(best)
+        doubtful = best.is_doubtful or (signal in _OF_HARDWARE and not best.is_report)
+        return _by_rule(best._replace(is_doubtful=doubtful))
     if facts.out_of_memory is not None:
         return _at_step(facts, STATES["OUT_OF_MEMORY"], None)
     error = best if best is not None and best.rule.kind is Kind.ERROR else None
+    own = error if error is not None and _is_of(error, failure) else None
+    if signal in SIGNALS and own is not None and own.raised and not own.is_early:
+        return _by_rule(own._replace(is_doubtful=True))  # often a crash at the exit follows an exception
     if signal in SIGNALS and not (signal == _ENDED_BY_OTHERS and error):
-        return _Conclusion(SIGNALS[signal], error if error and _is_of(error, failure) else None)
+        end = SIGNALS[signal]
+        end = end._replace(certain=end.certain and not (own is not None and own.raised))
+        return _Conclusion(end, own, line=find_crash_report(lines, failure.rank, signal) if failure else None)
     code = failure.exit_code if failure is not None and failure.exit_code is not None else facts.exit_code
     # Only for the bundled trainers: other programs use these numbers for other errors.
     trainer_codes = TRAINER_EXIT_CODES if facts.bundled_trainer else {}

@@ -36,6 +36,13 @@ _SIGNALS = {
     "Floating point exception": 8,
 }  # fmt: skip
 _SHELL = re.compile(r"\S+: line \d+: +\d+ (?P<how>[A-Z][a-z]+(?: [a-z]+)*)(?: {2,}| *\()")
+_BARE = re.compile(
+    r"(?P<how>Segmentation fault|Bus error|Aborted|Killed|Illegal instruction|Floating point exception)"
+    r"(?: +\(core dumped\))?\.?"
+)
+"""A line of a shell (dash, or bash -c) that names the signal alone."""
+_LINES_BEHIND = 10
+"""Lines behind a shell's report that show that its script went on for long."""
 _RUNTIME = re.compile(
     r"Fatal Python error: (?P<how>[A-Z][a-z]+(?: [a-z]+)?)|(?:forrtl: severe \(\d+\)|Program received signal).*?"
     r"(?P<name>SIG(?:SEGV|BUS|ILL|FPE|ABRT))"
@@ -170,17 +177,48 @@ def find_end(lines: Iterable[LogLine], rank: int) -> Failure | None:
     return None
 
 
+def find_memory_kills(lines: Iterable[LogLine]) -> list[Failure]:
+    """The tasks that srun reports as out of memory, or else as killed."""
+    reports = [(line, match) for line in lines if (match := _SRUN.search(line.text))]
+    for how in ("Out Of Memory", "Killed"):
+        if ended := [
+            Failure(_where(line), task, match["host"], None, int(signal.SIGKILL))
+            for line, match in reports
+            if match["how"] == how
+            for task in sorted(_tasks(match["tasks"]))
+        ]:
+            return ended
+    return []
+
+
+def signal_reported_by_shell(text: str) -> int | None:
+    """The signal that a shell names as the end of a program."""
+    match = _BARE.fullmatch(text.strip()) or _SHELL.match(text)
+    return _SIGNALS.get(match["how"]) if match else None
+
+
+def find_crash_report(lines: Iterable[LogLine], rank: int | None, number: int) -> LogLine | None:
+    """The first line in which the runtime of a language reports the signal that ended a rank."""
+    own = (line for line in lines if rank is None or line.rank in (None, rank))
+    return next((line for line in own if _signal_reported_by_runtime(line.text) == number), None)
+
+
+def _signal_reported_by_runtime(text: str) -> int | None:
+    match = _RUNTIME.match(text)
+    if match is None:
+        return None
+    return int(signal.Signals[match["name"]]) if match["name"] else _SIGNALS.get(match["how"])
+
+
 def _killed_at_the_end(lines: Sequence[LogLine]) -> Failure | None:
     """The signal that the shell or a program's runtime reports, if no exception follows."""
-    for line in reversed(lines):
+    for behind, line in enumerate(reversed(lines)):
         if TRACEBACK in line.text:
             return None
-        match = _SHELL.match(line.text) or _RUNTIME.match(line.text)
-        values = match.groupdict() if match else {}
-        if values.get("how") in _SIGNALS:
-            return Failure(_where(line), line.rank, None, None, _SIGNALS[values["how"]])
-        if values.get("name"):
-            return Failure(_where(line), line.rank, None, None, int(signal.Signals[values["name"]]))
+        number = signal_reported_by_shell(line.text) if behind < _LINES_BEHIND else None
+        number = number or _signal_reported_by_runtime(line.text)
+        if number is not None:
+            return Failure(_where(line), line.rank, None, None, number)
     return None
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import NamedTuple
 
-from hpcjobs.diagnosis.log import TRACEBACK
+from hpcjobs.diagnosis.log import TRACEBACK, signal_reported_by_shell
 from hpcjobs.diagnosis.rules import RULES, may_explain
+from hpcjobs.diagnosis.rules.languages import LAST_WORDS
 from hpcjobs.diagnosis.rules.rule import Rule
 from hpcjobs.diagnosis.values import Kind, LogLine
 
@@ -22,6 +24,18 @@ _EXCEPTION = Rule(
 """Any exception at the end of a traceback, except a group: its members are more precise."""
 _MESSAGE_LINES = 6
 """Lines below an exception that may belong to its message."""
+_IGNORED = re.compile(
+    r"Exception ignored (?:in|on|while)\b|--- Logging error ---|Error in (?:atexit\.|sys\.excepthook)"
+)
+"""What Python prints before an exception that it passes over."""
+_ELSEWHERE = re.compile(
+    r"Exception in (?:thread (?!\"main\")|callback |default exception handler)"
+    r"|Process \S*Process\S*:$|Process \S*Worker\S*:$"
+    r"|(?:Task|Future) exception was never retrieved|exception calling callback"
+)
+"""What Python prints before an exception that ends a thread, a task or a child process, and not the program."""
+_INTRODUCTION_LINES = 3
+"""Lines from such an introduction to its traceback, at most."""
 _COMMAND = re.compile(r"\++ ")
 """A command that `set -x` prints, not its output."""
 _OUTSIDE = re.compile(r"(?:slurmstepd|srun|kernel|hpcjobs)\b|.*NVRM")
@@ -29,7 +43,9 @@ _OUTSIDE = re.compile(r"(?:slurmstepd|srun|kernel|hpcjobs)\b|.*NVRM")
 _JOB_ENDED = re.compile(r"\*\*\* JOB \d+ ")
 _LIBRARY = re.compile(r".*NCCL WARN |\[[EF][ \d]|.*UCX +ERROR|\[[\w.-]+:\d+\]|.*gloo/")
 """Reports of a library; its caller then raises an exception about the same error."""
-_OF_RANKS = re.compile(r"(?i)nccl|gloo|c10d|\bucx|\bmpi|distributed|socket|\bstore|process group|connect")
+_OF_RANKS = re.compile(
+    r"(?i)nccl|gloo|c10d|\bucx|\bmpi|dist(?:ributed|backend|network|store)|socket|\bstore|process group|connect"
+)
 """Names in exceptions about the communication between ranks."""
 _TOOL = re.compile(r"[\w./+-]+: (?:[^'\"]|'[^']*'|\"[^\"]*\")*: ")
 """The words of a tool before the reason: ``cp: error writing 'x': ``."""
@@ -41,6 +57,13 @@ _FEW_LINES, _MANY_LINES = 2, 10
 """Lines of ordinary output after an error that make it doubtful, and lines that show that the program survived it."""
 _AFTERWARDS = re.compile(r"wandb: |[\[=*-]|[IWEF]\d{3,4} |(?:real|user|sys)\s|Command exited|\s*$")
 """Lines of trackers, launchers and `time` after the end of a program."""
+_END_OF_PROGRAM = re.compile(
+    r"\s+at \S|Caused by: |\s+\.\.\. \d+ more|\s*\[\d+\] |\s+@ |#\d+ +0x|\s*\d+: +\S|Backtrace"
+    r"|(?i:stack ?(?:back)?trace)"
+    r"|in expression starting at|note: run with|goroutine \d+|exit status \d+|Execution halted|Calls: |\s+what\(\): "
+    r"|Image +PC|Error termination|(?:Current t|T)hread 0x|\s+File \"|Extension modules:|Job step aborted|Stack dump"
+)
+"""Lines of a language's runtime behind the error that ends a program."""
 _EXCEPTION_NAME = re.compile(r"[\w.]*(?:Error|Exception): ")
 _PROGRESS = re.compile(r"(?i)\b(?:epoch|step|iter(?:ation)?|loss|info|debug|going on|skip\w*|continu\w+|retry\w*)\b")
 """Output that may follow an exception directly and does not belong to its message."""
@@ -52,7 +75,9 @@ _STAMP = re.compile(
     r"\[?(?:\d{4}-(?P<month>\d\d)-(?P<day>\d\d)[T ]|[IWEF](?P<date>\d{3,4}) )"
     r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d(?:[.,]\d+)?)"
 )
-_VERDICTS = {"time-limit", "step-time-limit", "preempted", "node-failed"}
+_VAGUE = ("cancelled", "step-time-limit")
+"""Without a reason, and of a step that may have ended with its job."""
+_VERDICTS = {"time-limit", "preempted", "node-failed", *_VAGUE}
 """Ends of a job or step that Slurm reports, with the reason."""
 RECENT_LINES = 500
 """Other matches are searched this many lines before the last one."""
@@ -60,9 +85,20 @@ _LONG, _LONG_EARLIER = 2000, 500
 """Characters of a line that are compared with rules: of the last lines, and of earlier ones."""
 _RANKS = 16
 """Ranks with a last exception that is compared with lines without a label."""
-_BETWEEN_RANKS = {"nccl-error", "mpi-error", "mpi-abort", "network-unreachable", "loopback-address"}
+_BETWEEN_RANKS = {"nccl-error", "mpi-error", "mpi-abort", "network-unreachable", "loopback-address", "interrupted"}
 _WAITS = {"collective-timeout", "rendezvous-timeout"}
 """Causes that ranks report because another one does not come: why it failed says more."""
+
+
+class Fate(Enum):
+    """What became of the process that printed an exception."""
+
+    ENDED = auto()
+    """Nothing shows that it went on."""
+    ELSEWHERE = auto()
+    """A thread, task or child process ended; the program may have gone on."""
+    IGNORED = auto()
+    """Python passed over it."""
 
 
 class Match(NamedTuple):
@@ -73,6 +109,11 @@ class Match(NamedTuple):
     values: dict[str, str]
     traceback: int | None = None
     """The number of the traceback, chained ones included, that it ends; None: no traceback."""
+    fate: Fate = Fate.ENDED
+    is_last_words: bool = False
+    """The runtime of a language prints such a line when an error ends the program."""
+    is_exception: bool = False
+    """It is the line that names the exception, and no further line of its message."""
     is_quoted: bool = False
     """The text is part of a sentence: it may describe another error, or a handled one."""
     is_doubtful: bool = False
@@ -86,13 +127,19 @@ class Match(NamedTuple):
 
     @property
     def raised(self) -> bool:
-        """Whether it is an unhandled exception that is not a consequence of another rank's end."""
-        return self.traceback is not None and self.rule.kind is not Kind.CONSEQUENCE
+        """Whether it is an exception that ends a program, and not a consequence of another rank's end."""
+        ends = self.is_last_words or (self.traceback is not None and self.fate is Fate.ENDED)
+        return ends and self.rule.kind is not Kind.CONSEQUENCE
 
     @property
     def is_early(self) -> bool:
         """Whether the program went on after it."""
-        return not self.raised and self.after > 0 and not _OUTSIDE.match(self.line.text)
+        return self.after > 0 and not self.is_report
+
+    @property
+    def is_report(self) -> bool:
+        """Whether Slurm or the system report it, and not the program."""
+        return _OUTSIDE.match(self.line.text) is not None
 
 
 def find_matches(lines: Sequence[LogLine], rules: Sequence[Rule] = RULES) -> Iterator[Match]:
@@ -100,19 +147,26 @@ def find_matches(lines: Sequence[LogLine], rules: Sequence[Rule] = RULES) -> Ite
     tracebacks = _Tracebacks()
     stamps: dict[int | None, tuple[float, ...] | None] = {}
     for index, line in enumerate(lines):
-        traceback, ends = tracebacks.place(line)
-        if traceback is not None and not ends:
+        part = tracebacks.place(line)
+        if part.role is Role.FRAME:
             continue  # the program's own text, which may quote anything
-        if traceback is None or _STAMP.match(line.text):
+        if part.traceback is None or _STAMP.match(line.text):
             stamps[line.rank] = _time_of(line.text)
         if _COMMAND.match(line.text):
             continue
         is_earlier = index < len(lines) - RECENT_LINES
         match = _first_match(line, _shorten(line.text, _LONG_EARLIER if is_earlier else _LONG), rules)
-        if match is None and ends and (exception := _EXCEPTION.pattern.match(line.text)):
+        if match is None and part.role is Role.EXCEPTION and (exception := _EXCEPTION.pattern.match(line.text)):
             match = Match(_EXCEPTION, line, _values(exception))
         if match is not None:
-            yield match._replace(traceback=traceback, place=index, time=stamps.get(line.rank))
+            yield match._replace(
+                traceback=part.traceback,
+                fate=part.fate,
+                is_last_words=part.fate is Fate.ENDED and LAST_WORDS.match(line.text) is not None,
+                is_exception=part.role is Role.EXCEPTION,
+                place=index,
+                time=stamps.get(line.rank),
+            )
 
 
 def _time_of(text: str) -> tuple[float, ...] | None:
@@ -123,41 +177,94 @@ def _time_of(text: str) -> tuple[float, ...] | None:
     return float(date[:-2]), float(date[-2:]), seconds
 
 
+class Role(Enum):
+    """What a line is to a traceback."""
+
+    NONE = auto()
+    FRAME = auto()
+    EXCEPTION = auto()
+    MESSAGE = auto()
+    """A further line of the exception's message."""
+
+
+class _Part(NamedTuple):
+    """The traceback that a line belongs to."""
+
+    role: Role = Role.NONE
+    traceback: int | None = None
+    fate: Fate = Fate.ENDED
+
+
+class _Ended(NamedTuple):
+    traceback: int
+    fate: Fate
+    left: int
+    """How many lines of its message may come."""
+
+
 class _Tracebacks:
     """Numbers the tracebacks of each rank; chained ones have one number."""
 
     def __init__(self) -> None:
         self._count = 0
-        self._open: dict[int | None, int] = {}
-        self._ended: dict[int | None, tuple[int, int]] = {}
-        """The last one of each rank, and how many lines of its message may come."""
-        self._chained: dict[int | None, int] = {}
+        self._open: dict[int | None, tuple[int, Fate]] = {}
+        self._ended: dict[int | None, _Ended] = {}
+        """The last one of each rank."""
+        self._chained: dict[int | None, tuple[int, Fate]] = {}
+        self._introduced: dict[int | None, tuple[Fate, int]] = {}
+        """How Python introduces the next exception of a rank, and for how many lines that holds."""
 
-    def place(self, line: LogLine) -> tuple[int | None, bool]:
-        """The traceback that a line belongs to, and whether it is its end: the exception, or more of its message."""
+    def place(self, line: LogLine) -> _Part:
+        """What a line is to the last traceback of its rank."""
         rank, text = line.rank, line.text
         if TRACEBACK in text:
             self._count += 1
-            self._open[rank] = self._chained.pop(rank, self._count)
+            fate, _ = self._introduced.pop(rank, (Fate.ENDED, 0))
+            self._open[rank] = self._chained.pop(rank, (self._count, fate))
             self._ended.pop(rank, None)
-            return self._open[rank], False
+            return _Part(Role.FRAME, *self._open[rank])
         if rank in self._open:
-            if _OUTSIDE.match(text):  # srun writes its own lines between lines of a task
-                return None, False
+            if _OUTSIDE.match(text) or signal_reported_by_shell(text):  # written between the lines of a task
+                return _Part()
             if not text.strip() or text.startswith((" ", "\t")):
-                return self._open[rank], False
-            self._ended[rank] = (self._open.pop(rank), _MESSAGE_LINES)
-            return self._ended[rank][0], True
+                return _Part(Role.FRAME, *self._open[rank])
+            number, fate = self._open.pop(rank)
+            self._ended[rank] = _Ended(number, fate, _MESSAGE_LINES if fate is Fate.ENDED else 0)
+            return _Part(Role.EXCEPTION, *self._ended[rank][:2])
+        if (introduced := _introduced_fate(text)) is not None:
+            self._introduced[rank] = introduced, _INTRODUCTION_LINES
+            self._ended.pop(rank, None)
+            return _Part()
+        if rank in self._introduced:
+            return self._introduced_line(rank, text)
+        return self._message(rank, text)
+
+    def _introduced_line(self, rank: int | None, text: str) -> _Part:
+        fate, left = self._introduced.pop(rank)
+        if _EXCEPTION_NAME.match(text):  # of an exception without a traceback
+            self._count += 1
+            return _Part(Role.EXCEPTION, self._count, fate)
+        if left > 1:
+            self._introduced[rank] = fate, left - 1
+        return _Part()
+
+    def _message(self, rank: int | None, text: str) -> _Part:
         if rank not in self._ended:
-            return None, False
-        number, left = self._ended[rank]
+            return _Part()
+        number, fate, left = self._ended[rank]
         if _CHAINED.search(text):
-            self._chained[rank] = number
-        if not left or _OUTSIDE.match(text):
+            self._chained[rank] = number, fate
+        if not left or _OUTSIDE.match(text) or _PROGRESS.search(text) or signal_reported_by_shell(text):
             del self._ended[rank]
-            return None, False
-        self._ended[rank] = (number, left - 1)
-        return number, True
+            return _Part()
+        self._ended[rank] = _Ended(number, fate, left - 1)
+        return _Part(Role.MESSAGE, number, fate)
+
+
+def _introduced_fate(text: str) -> Fate | None:
+    if _IGNORED.search(text):
+        return Fate.IGNORED
+    return Fate.ELSEWHERE if _ELSEWHERE.search(text) else None
 
 
 def choose_match(matches: Iterable[Match], first_rank: int | None, lines: Sequence[LogLine] = ()) -> Match | None:
@@ -169,7 +276,7 @@ def choose_match(matches: Iterable[Match], first_rank: int | None, lines: Sequen
     wrapped.
     """
     output = _Output(lines)
-    every = output.count_after(list(matches))
+    every = _drop_ignored(output.count_after(list(matches)))
     recent = _drop_refuted(_keep_recent(_drop_survived(every, output)), output)
     recent = _drop_explained(recent)
     fatal = [match for match in recent if is_of_program(match) and match.after <= _FEW_LINES]
@@ -180,12 +287,15 @@ def choose_match(matches: Iterable[Match], first_rank: int | None, lines: Sequen
         return match.rule.kind is Kind.CONSEQUENCE, is_behind, other, match.rule.kind.value
 
     best = min(recent, key=importance, default=None)
-    if best is None or _OUTSIDE.match(best.line.text):
+    if best is None or best.is_report:
         return best
+    best = _end_of_chain(best, recent)
+    if best.fate is not Fate.ENDED:
+        best = best._replace(is_doubtful=True)
     if best in fatal:
         is_timed = all(match.time for match in fatal)
         first = min(fatal, key=lambda match: (match.time or () if is_timed else (), match.place))
-        return best if first.line.rank == best.line.rank else first._replace(is_doubtful=True)
+        return best if first.line.rank == best.line.rank else _end_of_chain(first, recent)._replace(is_doubtful=True)
     if best.raised:
         return best._replace(is_doubtful=best.is_doubtful or best.after > _FEW_LINES)
     same = (best.rule.cause, best.line.rank)
@@ -230,11 +340,21 @@ class _Output:
         tracebacks = _Tracebacks()
         ordinary: list[bool] = []
         for index, line in enumerate(self.lines):
-            traceback, ends = tracebacks.place(line)
-            is_output = traceback is None or (ends and _PROGRESS.search(line.text) is not None)
-            is_report = any(pattern.match(line.text) for pattern in (_OUTSIDE, _COMMAND, _AFTERWARDS))
+            is_output = tracebacks.place(line).role is Role.NONE
+            reports = (_OUTSIDE, _COMMAND, _AFTERWARDS, _END_OF_PROGRAM)
+            is_report = any(pattern.match(line.text) for pattern in reports) or bool(
+                signal_reported_by_shell(line.text)
+            )
             ordinary.append(is_output and not is_report and index not in explained)
         return ordinary
+
+    def has_progress(self, start: int, end: int, *, of_all: bool = False) -> bool:
+        """Whether lines between two places show that a program goes on: lines without a label, or all."""
+        texts = (line.text for line in self.lines[start + 1 : end] if of_all or line.rank is None)
+        return any(
+            not _OUTSIDE.match(text) and not text.startswith((" ", "Traceback")) and _PROGRESS.search(text)
+            for text in texts
+        )
 
     @property
     def is_of_one_program(self) -> bool:
@@ -242,23 +362,48 @@ class _Output:
         return not any(line.rank is not None or _SEVERAL.search(line.text) for line in self.lines)
 
 
+def _drop_ignored(matches: list[Match]) -> list[Match]:
+    """Drop exceptions that Python passed over; alone, one may still name the cause (a full disk at the exit)."""
+    left = [match for match in matches if match.fate is not Fate.IGNORED]
+    named = [match for match in matches if match.rule.kind is Kind.CAUSE and match.after == 0]
+    return left or named
+
+
+def _end_of_chain(best: Match, matches: Sequence[Match]) -> Match:
+    """Of chained exceptions without a known cause the last one: the program ended with it."""
+    if best.rule.kind is not Kind.ERROR or best.traceback is None:
+        return best
+    chain = [m for m in matches if m.traceback == best.traceback and m.is_exception and m.rule.kind is Kind.ERROR]
+    return chain[-1] if chain else best
+
+
 def _drop_survived(matches: list[Match], output: _Output) -> list[Match]:
     """Drop matches that the program survived, by much later output or by Slurm's report of the end."""
     left = [m for m in matches if m.raised or m.after < _many_lines(m) or _may_be_last(m)]
-    ends = [m for m in left if _OUTSIDE.match(m.line.text) and m.rule.cause in _VERDICTS]
+    ends = [m for m in left if m.is_report and m.rule.cause in _VERDICTS]
     if ends:
-        end = ends[-1]
+        end = _choose_verdict(ends, output)
         before = [m for m in left if m.place < end.place and m.rule.cause not in _VERDICTS]
         behind = [m for m in left if m.place > end.place]
-        program = [line for line in output.lines[end.place :] if not line.text.startswith((" ", "Traceback"))]
-        if any(m.raised for m in behind) and any(_PROGRESS.search(line.text) for line in program):
+        if any(m.raised for m in behind) and output.has_progress(end.place, len(output.lines), of_all=True):
             return left  # the job was started again: the lines after it have the cause
         fatal = [m._replace(is_doubtful=True) for m in before if is_of_program(m) and m.after == 0]
-        memory = [m for m in before if m.rule.cause == "out-of-memory" and _OUTSIDE.match(m.line.text)]
+        if any(output.has_progress(m.place, end.place) for m in fatal):  # of a rank without a label: which one?
+            return [end._replace(is_doubtful=True)]
+        memory = [m for m in before if m.rule.cause == "out-of-memory" and m.is_report]
+        if end.rule.cause == "cancelled" and not fatal:  # by whoever saw the job hang behind its error
+            last = [m for m in before if m.after == 0 and m.rule.kind is not Kind.CONSEQUENCE]
+            fatal = [m._replace(is_doubtful=True) for m in last]
         return fatal or memory or [end]
-    if any(m.rule.cause == "out-of-memory" and _OUTSIDE.match(m.line.text) for m in left):
-        left = [m for m in left if m.raised or _OUTSIDE.match(m.line.text) or m.rule.kind is not Kind.CAUSE]
+    if any(m.rule.cause == "out-of-memory" and m.is_report for m in left):
+        left = [m for m in left if m.raised or m.is_report or m.rule.kind is not Kind.CAUSE]
     return left
+
+
+def _choose_verdict(ends: Sequence[Match], output: _Output) -> Match:
+    """Of Slurm's last reports, without output of a program between them, one with a reason, about the job."""
+    last = [end for end in ends if not output.has_progress(end.place, ends[-1].place)]
+    return min(last, key=lambda end: (*(end.rule.cause == cause for cause in _VAGUE), "host" not in end.values))
 
 
 def _many_lines(match: Match) -> int:
@@ -269,8 +414,8 @@ def _many_lines(match: Match) -> int:
 def _may_be_last(match: Match) -> bool:
     """Whether later output does not disprove it: reports of Slurm, and of ranks about each other."""
     return (
-        _OUTSIDE.match(match.line.text) is not None or match.line.host is not None
-        or match.rule.kind is not Kind.CAUSE or _LIBRARY.match(match.line.text) is not None
+        match.is_report or match.line.host is not None
+        or match.rule.kind is Kind.CONSEQUENCE or _is_of_ranks(match) or _LIBRARY.match(match.line.text) is not None
     )  # fmt: skip
 
 
@@ -291,14 +436,14 @@ def _drop_refuted(matches: list[Match], output: _Output) -> list[Match]:
     left: list[int] = []
     for index, match in enumerate(matches):
         own = some if match.line.rank is None else [finals[match.line.rank]] if match.line.rank in finals else []
-        later = [n for n in own if n > index and matches[n].traceback != match.traceback]
+        later = [n for n in own if n > index and (match.traceback is None or matches[n].traceback != match.traceback)]
         refuting = [n for n in later if _refutes(matches[n], match, is_one=is_one)]
         if refuting:
             doubtful |= set(refuting) if match.rule.kind is Kind.CAUSE and not match.is_quoted else set()
         elif match.rule.cause not in _WAITS or not program_failed:
             left.append(index)
             doubtful |= {index} if any(_contradicts(matches[n], match) for n in later) else set()
-    return [matches[n]._replace(is_doubtful=n in doubtful) for n in left]
+    return [matches[n]._replace(is_doubtful=matches[n].is_doubtful or n in doubtful) for n in left]
 
 
 def _refutes(later: Match, match: Match, *, is_one: bool) -> bool:
@@ -306,16 +451,18 @@ def _refutes(later: Match, match: Match, *, is_one: bool) -> bool:
     if match.raised:
         # Without labels each of several ranks may have raised one.
         return match.line.rank is not None or is_one
-    if _OUTSIDE.match(match.line.text):
+    if match.is_report:
         return _JOB_ENDED.search(match.line.text) is not None  # an attempt before this one
     if later.rule.cause in match.rule.more_precise_than:
         return False
+    if later.traceback is None and match.after == later.after:
+        return False  # the lines before the last words of a program may say the reason
     return not (_LIBRARY.match(match.line.text) and _OF_RANKS.search(later.line.text))
 
 
 def _contradicts(later: Match, match: Match) -> bool:
     """Whether ``later`` may be the cause as well."""
-    if _OUTSIDE.match(match.line.text) or later.rule.cause == match.rule.cause:
+    if match.is_report or later.rule.cause == match.rule.cause:
         return False
     return match.rule.kind is Kind.CAUSE and (is_of_program(later) or later.rule.cause in match.rule.more_precise_than)
 
@@ -323,6 +470,13 @@ def _contradicts(later: Match, match: Match) -> bool:
 def is_of_program(match: Match) -> bool:
     """Whether it is an exception about anything but the talk between ranks."""
     return match.raised and not _is_of_ranks(match)
+
+
+def is_independent(match: Match, *, of: int | None, first: int | None) -> bool:
+    """Whether it is an error of the program in another rank than ``of``; ``first``: the rank without a label."""
+    rank = match.line.rank if match.line.rank is not None else first
+    is_error = match.rule.kind is not Kind.CONSEQUENCE and not _is_of_ranks(match) and not match.is_report
+    return is_error and match.after == 0 and None not in (rank, of) and rank != of
 
 
 def _drop_explained(matches: list[Match]) -> list[Match]:

@@ -6,11 +6,12 @@ from functools import cache
 
 from hpcjobs.diagnosis.rules.distributed import DISTRIBUTED
 from hpcjobs.diagnosis.rules.gpu import GPU
+from hpcjobs.diagnosis.rules.languages import LANGUAGES
 from hpcjobs.diagnosis.rules.python import PYTHON
 from hpcjobs.diagnosis.rules.rule import Rule, find_required_texts
 from hpcjobs.diagnosis.rules.system import SYSTEM
 
-RULES: tuple[Rule, ...] = (*SYSTEM, *GPU, *DISTRIBUTED, *PYTHON)
+RULES: tuple[Rule, ...] = (*SYSTEM, *GPU, *DISTRIBUTED, *PYTHON, *LANGUAGES)
 """The first matching rule explains the line."""
 
 

@@ -105,9 +105,17 @@ DISTRIBUTED: tuple[Rule, ...] = (
     ),
     rule(
         "ended-with-the-job",
-        r"(?:srun|slurmstepd): (?:error: )?(?:\*\*\* (?:STEP|JOB)|Terminating|Job step aborted|forcing)"
-        r"|received? signal (?:15|SIGTERM)|closing signal SIGTERM|KeyboardInterrupt|SignalException",
+        r"(?:srun|slurmstepd): (?:error: )?(?:\*\*\* (?:STEP|JOB)|Terminating|Job step aborted)"
+        r"|received? signal (?:15|SIGTERM)|closing signal SIGTERM|SignalException"
+        r"|srun: error: Unable to create step for job \d+: Job/step already completing",
         "The rest of the job was ended",
         kind=Kind.CONSEQUENCE,
+    ),
+    rule(
+        "interrupted",
+        r"^(?:Program )?(?:KeyboardInterrupt|InterruptException)\b|^srun: (?:interrupt|forcing job termination)",
+        "The program was interrupted: somebody pressed Ctrl-C, or sent SIGINT by scancel --signal=INT",
+        kind=Kind.ERROR,
+        certain=False,
     ),
 )

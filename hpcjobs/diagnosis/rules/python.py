@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from hpcjobs.diagnosis.rules.rule import Rule, rule
+from hpcjobs.diagnosis.rules.rule import PROGRAM_ERROR, Rule, rule
 from hpcjobs.diagnosis.values import Kind
-
-PROGRAM_ERROR = "program-error"
-"""The cause for an error message of the program itself, for example of the bundled trainers."""
 
 PYTHON: tuple[Rule, ...] = (
     rule(
@@ -37,6 +34,14 @@ PYTHON: tuple[Rule, ...] = (
         r"PermissionError: (?:\[Errno 13\] )?[^'\"]*['\"](?P<file>[^'\"]+)|PermissionError: (?P<file2>.+)",
         "The program may not read or write {file}",
         "ls -ld {file}  # and its folders",
+    ),
+    rule(
+        "access-refused",
+        r"gated repo|(?:401|403) Client Error|HTTP Error 40[13]\b|Invalid user token|RepositoryNotFoundError",
+        "A server refused access: the program sent no token, or one without the right to this file",
+        "{again} --env HF_TOKEN=TOKEN  # of an account that may read it; or download it on the login node",
+        certain=False,
+        more_precise_than=("python-error",),
     ),
     rule(
         "not-a-number",

@@ -14,6 +14,10 @@ _PARSER: Final[Any] = importlib.import_module("re._parser" if sys.version_info >
 """The parser of `re`: it has no public name, and no other one knows its syntax completely."""
 
 
+PROGRAM_ERROR = "program-error"
+"""The cause for an error message of the program itself, for example of the bundled trainers."""
+
+
 class Rule(NamedTuple):
     """A pattern of one line of a log, its cause, and the fixes.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcjobs.diagnosis.rules.rule import Rule, rule
+from hpcjobs.diagnosis.rules.rule import PROGRAM_ERROR, Rule, rule
 from hpcjobs.diagnosis.values import Kind
 
 _MORE_MEMORY = "{again} --mem {more_memory}"
@@ -47,9 +47,18 @@ SYSTEM: tuple[Rule, ...] = (
         "out-of-memory",
         r"terminate called.*std::bad_alloc|std::bad_alloc"
         r"|^(?:numpy[\w.]*\._?ArrayMemoryError|MemoryError)\b.*|DefaultCPUAllocator: can't allocate memory"
-        r"|^(?!.*(?:PMI|UCX|shmget|mlock|hugepage)).*Cannot allocate memory|memory allocation of \d+ bytes failed",
+        r"|^(?!.*(?:PMI|UCX|shmget|mlock|hugepage)).*(?i:cannot allocate memory)|memory allocation of \d+ bytes failed"
+        r"|OutOfMemoryError\(\)|cannot allocate vector of size|fatal error: runtime: out of memory|^Out of memory\b"
+        r"|insufficient virtual memory|Error allocating \d+ bytes",
         "The program could not get more memory of the node{requested_memory}",
         _MORE_MEMORY,
+        more_precise_than=(PROGRAM_ERROR,),
+    ),
+    rule(
+        "java-heap-full",
+        r"java\.lang\.OutOfMemoryError: (?P<message>.*)",
+        "The Java machine used up the memory that it allows itself: {message}",
+        "java -Xmx SIZE  # or JAVA_TOOL_OPTIONS=-XmxSIZE; some less than --mem. Spark: spark.driver.memory",
     ),
     rule(
         "shared-memory-full",
@@ -69,13 +78,13 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     rule(
         "quota-exceeded",
-        r"Disk quota exceeded|\[Errno 122\]|EDQUOT",
+        r"(?i:disk quota exceeded)|\[Errno 122\]|EDQUOT",
         "The quota of the file system is used up{of_file}",
         "quota -s ; lfs quota -hu $USER {run_dir}  # files count as well as bytes; remove or move some",
     ),
     rule(
         "disk-full",
-        r"No space left on device(?::? *['\"](?P<file>[^'\"]+))?|\[Errno 28\]|ENOSPC",
+        r"(?:(?P<file2>/[^\s:]+): )?(?i:no space left on device)(?::? *['\"](?P<file>[^'\"]+))?|\[Errno 28\]|ENOSPC",
         "The file system is full{of_file}",
         _FREE_SPACE,
     ),
@@ -87,13 +96,13 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     rule(
         "read-only-filesystem",
-        r"Read-only file system(?:: *['\"]?(?P<file>[^'\"]+))?",
+        r"(?i:read-only file system)(?:: *['\"]?(?P<file>[^'\"]+))?",
         "The file system is read-only on the node{of_file}",
         "findmnt -T {file}  # on the node; write to the scratch or project file system",
     ),
     rule(
         "too-many-files",
-        r"Too many open files|\[Errno 24\]",
+        r"(?i:too many open files)|\[Errno 24\]",
         "The process has more open files than its limit (ulimit -n)",
         "ulimit -n 65536  # in `setup` of the site file; or fewer data-loader workers",
     ),
@@ -107,13 +116,13 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     rule(
         "stale-file-handle",
-        r"Stale file handle|\[Errno 116\]",
+        r"(?i:stale (?:NFS )?file handle)|\[Errno 116\]",
         "A file or folder was replaced or removed on the server while it was open",
         "{again}",
     ),
     rule(
         "filesystem-failed",
-        r"Transport endpoint is not connected|transport endpoint shutdown|Remote I/O error|Input/output error",
+        r"Transport endpoint is not connected|transport endpoint shutdown|(?i:remote I/O error|input/output error)",
         "A file system or device failed while it was read or written",
         "{again} --exclude {host}  # where other nodes can read the same file",
         certain=False,
@@ -224,7 +233,8 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     rule(
         "step-refused",
-        r"^srun: (?:fatal: (?P<message>.+)|error: (?P<message2>Unable to (?:create step|confirm allocation).*))",
+        r"^srun: (?:fatal: (?P<message>.+)|error: (?P<message2>Unable to (?:create step(?!.*already completing)"
+        r"|confirm allocation).*))",
         "srun did not start the program: {message}",
         kind=Kind.ERROR,
     ),
@@ -279,7 +289,7 @@ SYSTEM: tuple[Rule, ...] = (
     rule(
         "licence-missing",
         r"(?i)(?:licen[sc]e (?:checkout failed|server (?:is )?(?:down|not|un)|manager error)|any licen[sc]e server"
-        r"|unable to (?:checkout|obtain|check out).{0,20}licen[sc]e|licen[sc]e manager.*error|FlexNet Licensing error"
+        r"|unable to (?:checkout|obtain|check out).{0,40}licen[sc]e|licen[sc]e manager.*error|FlexNet Licensing error"
         r"|(?:no|not enough) licen[sc]es? (?:available|found)|licensed number of users already reached)",
         "The program got no licence: the server cannot be reached from the node, or all licences are in use",
         "scontrol show licenses  # Slurm may count them: sbatch --licenses NAME; else lmutil lmstat -a on the node",
@@ -354,5 +364,12 @@ SYSTEM: tuple[Rule, ...] = (
         r"CANCELLED AT \S+ DUE TO PREEMPTION",
         "The job was preempted: another job took its nodes",
         "{again} --retries on",
+    ),
+    rule(
+        "cancelled",
+        r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ \*\*\*",
+        "The job was cancelled: by somebody's scancel, or by a program that watches it",
+        "{again}",
+        certain=False,
     ),
 )
