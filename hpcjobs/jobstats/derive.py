@@ -6,6 +6,7 @@
   nodes x watts.node_idle, and marked as modelled. The share is the job's part of the CPUs of its nodes (1 if the site
   file has no CPU count).
 - Cost: elapsed hours x (cpus x cpu_hour + gpus x gpu_hour + nodes x node_hour).
+- A job that has not started has neither energy nor cost.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ _OF_ALL = ("energy_j", "cost", "mem_per_node_bytes", "attempts", "elapsed_all_s"
 _TYPES = {"text": pl.String, "whole": pl.Int64, "real": pl.Float64, "time": pl.Int64}
 SCHEMA = {name: _TYPES[kind]() for name, (kind, _) in COLUMNS.items()}
 MEASURED_J = "_counted_j"
+_HAS_RUN = pl.col("started").is_not_null() | (pl.col("elapsed_s") > 0)
 
 
 def derive(frame: pl.DataFrame, site: Site, *, source: str = "sacct") -> pl.DataFrame:
@@ -122,7 +124,7 @@ def _cost(site: Site) -> pl.Expr:
         + pl.col("gpus").fill_null(0) * (prices.gpu_hour or 0.0)
         + pl.col("nodes").fill_null(0) * (prices.node_hour or 0.0)
     )
-    return pl.col("elapsed_s") / 3600 * hourly
+    return pl.when(_HAS_RUN).then(pl.col("elapsed_s") / 3600 * hourly)
 
 
 def _energy(site: Site) -> dict[str, pl.Expr]:
@@ -140,6 +142,6 @@ def _energy(site: Site) -> dict[str, pl.Expr]:
             + pl.col("gpus").fill_null(0) * (watts.gpu or 0.0)
             + pl.col("nodes").fill_null(0) * share.fill_null(1) * (watts.node_idle or 0.0)
         )
-        modelled = power * pl.col("elapsed_s")
+        modelled = pl.when(_HAS_RUN).then(power * pl.col("elapsed_s"))
     which = pl.when(measured.is_not_null()).then(pl.lit("measured")).when(modelled.is_not_null())
     return {"energy_j": pl.coalesce(measured, modelled), "energy_source": which.then(pl.lit("modelled"))}

@@ -5,9 +5,11 @@ attempts of a requeued job, which share every id.
 
 Memory: the tasks of a step peak at different moments, and Slurm does not record the peak of their sum. So figures are
 upper estimates: the sum of the peaks of the tasks of a step (TRESUsageInTot; AveRSS or MaxRSS x tasks in versions that
-lack it), added up over the steps that ran at the same time, with the batch script, without the extern step.
+lack it), added up over the steps that ran at the same time, with the batch script, without the extern step. Of a node
+only the steps count that ran on it.
 GPU utilization: the mean over the steps that used GPUs, weighted by their time and GPUs. The batch script, and a step
-that ran at the same time as one that used GPUs, count only if they used some.
+that ran at the same time as one that used GPUs, count only if they used some. Steps with more GPUs at once than the job
+has (``srun --overlap``) share them: what they used is added up, and the GPUs count once.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Final
 import polars as pl
 
 from hpcjobs.jobstats.columns import Doubts
+from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import State
 from hpcjobs.scheduler.slurm.fields import (
     NO_NUMBER,
@@ -141,7 +144,7 @@ def _fold_rows(frame: pl.DataFrame, doubts: Doubts, only: Collection[str] | None
     steps = (
         frame.lazy()
         .filter(~pl.col("_job"))
-        .select("JobID", "_group", "TotalCPU", "AllocTRES", *_USAGE, *_OF_STEPS)
+        .select("JobID", "_group", "TotalCPU", "AllocTRES", "NodeList", *_USAGE, *_OF_STEPS)
         .with_columns(_own=pl.col("JobID").str.starts_with(owner + ".").fill_null(False))
         .collect()
     )
@@ -194,6 +197,9 @@ def _steps(steps: pl.DataFrame, jobs: pl.DataFrame, only: Collection[str] | None
         "_group",
         "Start",
         "End",
+        "NodeList",
+        "NNodes",
+        _beside=beside,
         _rss=largest,
         _cpu=clock_s("TotalCPU") if cpu_missing else pl.lit(None, dtype=pl.Float64),
         tasks=pl.when(~beside).then("NTasks"),
@@ -207,7 +213,10 @@ def _steps(steps: pl.DataFrame, jobs: pl.DataFrame, only: Collection[str] | None
         steps=pl.len(), max_rss_bytes=pl.col("_rss").max(), _step_cpu=pl.col("_cpu").sum()
     )
     peaks = [name for name in _PEAKS if only is None or name in only]
-    result = result.join(_most_at_once(summed, peaks), on="_group", how="left")
+    most = _most_at_once(summed, peaks)
+    if "mem_per_node_bytes" in peaks:
+        most = _most_on_a_node(summed, jobs, most)
+    result = result.join(most, on="_group", how="left")
     if only is None or "gpu_utilization" in only:
         result = result.join(_gpu_use(steps, jobs), on="_group", how="left")
     lacking = [name for name in (*_PEAKS, "gpu_utilization", "gpu_mem_bytes") if name not in result.columns]
@@ -240,6 +249,41 @@ def _most_at_once(steps: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
     return sums.group_by("_group").agg(most).collect()
 
 
+def _most_on_a_node(steps: pl.DataFrame, jobs: pl.DataFrame, most: pl.DataFrame) -> pl.DataFrame:
+    """``most``, with the memory of the fullest node where steps of a job had some of its nodes only.
+
+    A step whose nodes are not known, or are written in an unknown way, counts on each node of its job.
+    """
+    column = "mem_per_node_bytes"
+    nodes = jobs.select("_group", _job_nodes="NNodes", _job_list="NodeList").filter(pl.col("_job_nodes") > 1)
+    placed = steps.filter(pl.col(column).is_not_null()).join(nodes, on="_group", how="inner")
+    has_part = (~pl.col("_beside") & (pl.col("NNodes") < pl.col("_job_nodes"))).any().over("_group")
+    placed = placed.filter(has_part)
+    hosts = {text: _hosts(text) for text in {*placed["NodeList"].drop_nulls(), *placed["_job_list"].drop_nulls()}}
+    by_list = pl.DataFrame(
+        {"_list": list(hosts), "_hosts": list(hosts.values())},
+        schema={"_list": pl.String, "_hosts": pl.List(pl.String)},
+    )
+    placed = placed.join(by_list, left_on="NodeList", right_on="_list", how="left")
+    placed = placed.join(by_list, left_on="_job_list", right_on="_list", how="left", suffix="_of_job")
+    placed = placed.with_columns(_host=pl.coalesce("_hosts", "_hosts_of_job"))
+    placed = placed.filter(pl.col("_host").is_not_null().all().over("_group")).explode("_host")
+    if placed.is_empty():
+        return most
+    placed = placed.with_columns(_job=pl.col("_group"), _group=pl.struct("_group", "_host").rank("dense"))
+    on_node = _most_at_once(placed, [column]).join(placed.select("_group", "_job").unique(), on="_group")
+    fullest = on_node.group_by("_job").agg(_fullest=pl.col(column).max())
+    most = most.join(fullest, left_on="_group", right_on="_job", how="left")
+    return most.with_columns(pl.coalesce("_fullest", column).alias(column)).drop("_fullest")
+
+
+def _hosts(text: str) -> list[str] | None:
+    try:
+        return hosts_of(text) if text not in NOTHING else None
+    except ValueError:
+        return None
+
+
 def _gpu_use(steps: pl.DataFrame, jobs: pl.DataFrame) -> pl.DataFrame:
     """Mean use of each job's GPUs, 0 to 1, over the steps that count (see the top of this module), and their memory."""
     gathered = steps.filter(pl.any_horizontal(pl.col(_USAGE).str.contains("gres/gpuutil=", literal=True)))
@@ -255,12 +299,15 @@ def _gpu_use(steps: pl.DataFrame, jobs: pl.DataFrame) -> pl.DataFrame:
     percent = total.zip_with(total.is_not_null(), mean * gathered["NTasks"].fill_null(1))
     gpus = map_distinct(gathered["AllocTRES"], count_gpus, pl.Float64)
     allocated = gpus.is_not_null().alias("_allocated")
-    gpus = gpus.zip_with(gpus.is_not_null(), map_distinct(gathered["_job_tres"], count_gpus, pl.Float64))
+    of_job = map_distinct(gathered["_job_tres"], count_gpus, pl.Float64)
+    gpus = gpus.zip_with(gpus.is_not_null(), of_job)
     beside = pl.any_horizontal(pl.col("JobID").str.ends_with(f".{name}") for name in _BESIDE)
-    memory = steps.select("_group", _memory=read_usage(steps["TRESUsageInTot"], "gres/gpumem"))
-    used = memory.group_by("_group").agg(gpu_mem_bytes=pl.col("_memory").max())
+    memory = steps.select(
+        "_group", "JobID", "Start", "End", gpu_mem_bytes=read_usage(steps["TRESUsageInTot"], "gres/gpumem")
+    )
+    used = _most_at_once(memory.filter(~pl.col("JobID").str.ends_with(".extern")), ["gpu_mem_bytes"])
     gathered = gathered.with_columns(
-        _percent=percent, _gpus=gpus.fill_null(1).clip(1), _beside=beside, _allocated=allocated
+        _percent=percent, _gpus=gpus.fill_null(1).clip(1), _of_job=of_job, _beside=beside, _allocated=allocated
     )
     gathered = gathered.filter(pl.col("_percent").is_not_null() & ~pl.col("JobID").str.ends_with(".extern"))
     gathered = gathered.with_columns(_worked=pl.col("_percent") > 0)
@@ -273,8 +320,28 @@ def _gpu_use(steps: pl.DataFrame, jobs: pl.DataFrame) -> pl.DataFrame:
     counted = gathered.filter(pl.col("_worked") | first.is_null() | (~pl.col("_beside") & apart))
     weight = pl.col("ElapsedRaw").clip(1) * pl.col("_gpus")
     share = (pl.col("_percent") / pl.col("_gpus")).clip(0, 100) / 100
-    utilization = counted.group_by("_group").agg(gpu_utilization=(share * weight).sum() / weight.sum())
+    utilization = (
+        counted.group_by("_group")
+        .agg(_used=(share * weight).sum(), _held=weight.sum(), _longest=weight.max())
+        .join(_shared_gpu_s(counted), on="_group", how="left")
+    )
+    had = (pl.col("_held") - pl.col("_shared").fill_null(0)).clip(lower_bound=pl.col("_longest"))
+    utilization = utilization.select("_group", gpu_utilization=(pl.col("_used") / had).clip(0, 1))
     return used.join(utilization, on="_group", how="left")
+
+
+def _shared_gpu_s(steps: pl.DataFrame) -> pl.DataFrame:
+    """GPU-seconds that steps of a job had beyond the GPUs of the job, ``_shared``."""
+    timed = steps.filter(pl.col("Start").is_not_null() & pl.col("End").is_not_null())
+    begins = timed.select("_group", "_of_job", _at="Start", _more="_gpus")
+    ends = timed.select("_group", "_of_job", _at="End", _more=-pl.col("_gpus"))
+    moments = pl.concat([begins, ends]).sort("_group", "_at").with_columns(
+        _had=pl.col("_more").cum_sum().over("_group"),
+        _lasted=(pl.col("_at").shift(-1).over("_group") - pl.col("_at")).fill_null(0),
+    )  # fmt: skip
+    return moments.group_by("_group").agg(
+        _shared=((pl.col("_had") - pl.col("_of_job")).clip(0) * pl.col("_lasted")).sum()
+    )
 
 
 def _jobs(jobs: pl.DataFrame, doubts: Doubts, only: Collection[str] | None) -> pl.DataFrame:

@@ -14,7 +14,7 @@ import polars as pl
 from hpcjobs.errors import RequestError
 from hpcjobs.jobstats.derive import joint_energy_source
 from hpcjobs.scaling.fits import LAWS, Fit, Interval, RunGroups, choose, find_possible, fit
-from hpcjobs.scaling.runs import find_mixtures
+from hpcjobs.scaling.runs import find_mixtures, rounding_variance
 from hpcjobs.scaling.size_choice import find_reached
 from hpcjobs.units import format_number
 
@@ -83,6 +83,8 @@ class Analysis(NamedTuple):
     mixed: list[str]
     left_out: list[str]
     """Runs without a figure, and why."""
+    by_size: RunGroups
+    """The runs of `groups`."""
 
 
 def analyse(runs: pl.DataFrame, *, target: float = 0.8, allow_mixed: bool = False) -> Analysis:
@@ -117,8 +119,11 @@ def analyse(runs: pl.DataFrame, *, target: float = 0.8, allow_mixed: bool = Fals
             f"the study mixes {'; '.join(mixed)}", hint="measure it anew, or --allow-mixed, which says so in the report"
         )
     per = "nodes" if sound["ntasks_per_node"].n_unique() == 1 else "ranks"
+    sound = sound.with_columns(pl.Series("_rounding", map(rounding_variance, sound.iter_rows(named=True)), pl.Float64))
     sizes = sound.sort(per, "nodes").partition_by("nodes", "ntasks_per_node", maintain_order=True)
-    by_size = RunGroups([[float(value) for value in part["throughput"]] for part in sizes])
+    by_size = RunGroups(
+        [part["throughput"].to_list() for part in sizes], [sum(part["_rounding"]) / len(part) for part in sizes]
+    )
     groups = [_group(part, per, sizes[0], by_size.mean(i), by_size.ratio(i, 0)) for i, part in enumerate(sizes)]
     n, x = [float(v) for v in sound[per]], [float(v) for v in sound["throughput"]]
     shapes = [f"{group.nodes}x{group.ranks // group.nodes}" for group in groups]
@@ -131,14 +136,17 @@ def analyse(runs: pl.DataFrame, *, target: float = 0.8, allow_mixed: bool = Fals
     elif len(groups) < 3:
         reasons = [f"{_count(len(groups), 'sizes')}: too few to tell a law; measure at least three."]
     else:
-        every = [fitted for law in LAWS if (fitted := fit(law, n, x)) is not None]
+        every = [fitted for law in LAWS if (fitted := fit(law, n, x, sound["_rounding"].to_list())) is not None]
         # A contention above 1 would mean that two are slower than one.
         fits = [one for one in every if max(one.parameters.get(name, 0.0) for name in ("serial", "sigma")) <= 1]
-        if all(group.runs > 1 for group in groups):
+        nothing = "no law can be excluded and nothing is predicted"
+        if any(group.runs == 1 for group in groups):
+            reasons = [f"A size with a single run: {nothing}. Repeat every size."]
+        elif by_size.mean(0).low is None:
+            reasons = [f"The runs of each size have the same figure, so their scatter is not known: {nothing}."]
+        else:
             possible = find_possible(fits)
             chosen, reasons = choose(possible, fits)
-        else:
-            reasons = ["A size with a single run: no law can be excluded and nothing is predicted. Repeat every size."]
     falls = _describe_fall(groups, by_size, per, unit=str(sound["unit"][0]))
     if falls:
         reasons.insert(0, falls)
@@ -146,7 +154,7 @@ def analyse(runs: pl.DataFrame, *, target: float = 0.8, allow_mixed: bool = Fals
     doubling = None if falls or not possible else _predict(possible, groups)
     summary = [*reasons, *_outlook(knee, doubling, groups, per, unit=str(sound["unit"][0]))]
     return Analysis(
-        str(sound["unit"][0]), per, groups, fits, possible, chosen, summary, knee, doubling, mixed, left_out
+        str(sound["unit"][0]), per, groups, fits, possible, chosen, summary, knee, doubling, mixed, left_out, by_size
     )  # fmt: skip
 
 
@@ -255,8 +263,8 @@ def _count(n: int, per: str) -> str:
 
 def _outlook(knee: Knee, doubling: Interval | None, groups: list[SizeResult], per: str, *, unit: str) -> list[str]:
     largest = groups[-1].n
-    single = any(group.runs == 1 for group in groups)
-    basis = "sizes with a single run have no interval" if single else "by the lower bounds of the 95 % intervals"
+    bounded = all(group.efficiency.low is not None for group in groups[1:])
+    basis = "by the lower bounds of the 95 % intervals" if bounded else "by their values: their scatter is not known"
     up_to = _count(knee.measured or 0, per)
     lines = [f"Efficiency of {knee.target:.0%} or more was measured up to {up_to} ({basis})."]
     if knee.fitted is not None:

@@ -17,7 +17,7 @@ from hpcjobs.files import write_beside
 from hpcjobs.pages.figures import COLOURS, GREY, add_legend, escape_math, new_figure
 from hpcjobs.scaling import plots
 from hpcjobs.scaling.analysis import Analysis, SizeResult
-from hpcjobs.scaling.fits import Interval, Ratio, RunGroups, format_p_value
+from hpcjobs.scaling.fits import Interval, Ratio, format_p_value
 from hpcjobs.scaling.page import NOT_MEASURED, interval
 from hpcjobs.site.models import Frozen
 from hpcjobs.site.yaml_file import read_yaml
@@ -87,10 +87,9 @@ def compare(analysis: Analysis, baseline: Analysis) -> list[list[str]]:
 
 def match_sizes(analysis: Analysis, baseline: Analysis) -> list[tuple[SizeResult, SizeResult, Ratio]]:
     """The sizes that both have, with the ratio of the first one's throughput to that of ``baseline``."""
-    now, then = (RunGroups([group.measured for group in each.groups]) for each in (analysis, baseline))
     places = {name_size(group): place for place, group in enumerate(baseline.groups)}
     return [
-        (group, baseline.groups[place], now.compare(number, then, place))
+        (group, baseline.groups[place], analysis.by_size.compare(number, baseline.by_size, place))
         for number, group in enumerate(analysis.groups)
         if (place := places.get(name_size(group))) is not None
     ]
@@ -104,7 +103,7 @@ def name_size(group: SizeResult) -> str:
 def _row(group: SizeResult, old: SizeResult, compared: Ratio) -> list[str]:
     now, then = group.throughput, old.throughput
     ratio, p_value = compared
-    significant = "single runs" if p_value is None else "yes" if p_value < 0.05 else "no"
+    significant = "scatter not known" if p_value is None else "yes" if p_value < 0.05 else "no"
     if p_value is not None:
         significant += f" ({format_p_value(p_value)})"
     return [

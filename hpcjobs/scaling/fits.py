@@ -51,7 +51,7 @@ class Ratio(NamedTuple):
 
     ratio: Interval
     p_value: float | None
-    """p-value of the t test that the means are equal; None: a side has a single run."""
+    """p-value of the t test that the means are equal; None: the scatter of a side is not known."""
 
 
 class Scatter(NamedTuple):
@@ -67,9 +67,13 @@ class Scatter(NamedTuple):
     """Runs of each size less one."""
     weights: Floats
     """Row by size: the weight of each size's own variance in its moderated variance."""
+    runs: Floats
+    """Of each size."""
+    rounding: Floats
+    """Variance of each size's mean that rounded times make: known, and not smaller with more runs."""
 
     @classmethod
-    def of(cls, groups: Sequence[Sequence[float]]) -> Scatter | None:
+    def of(cls, groups: Sequence[Sequence[float]], rounding: Floats) -> Scatter | None:
         """The scatter of the logarithms in ``groups``, one for each size; None: no size has two runs."""
         free = np.array([len(group) - 1.0 for group in groups])
         if not free.any():
@@ -78,27 +82,47 @@ class Scatter(NamedTuple):
         variances = np.where(variances < _SCATTER_OF_NOTHING**2, 0.0, variances)
         of_all = np.tile(free / free.sum(), (len(groups), 1))
         weights = (_PRIOR_FREEDOM * of_all + np.diag(free)) / (_PRIOR_FREEDOM + free)[:, None]
-        return cls(variances, free, weights)
+        return cls(variances, free, weights, free + 1, rounding)
 
-    def spread(self, shares: Floats) -> tuple[float, float]:
-        """Standard error of an estimate whose variance is ``shares`` of each size's, and its degrees of freedom.
+    @property
+    def is_known(self) -> bool:
+        """False: the runs of each size are equal, although nothing was rounded."""
+        return bool(self.variances.any() or self.rounding.any())
+
+    def spread(self, of_means: Floats) -> tuple[float, float]:
+        """Standard error of the sum of the sizes' means with these weights, and its degrees of freedom.
 
         Of few runs the degrees of freedom are between those of equal variances, which are too many, and those of the
-        variances measured, which are too few: their weighted geometric mean.
+        variances measured, which are too few: their weighted geometric mean. The variance of rounding is known, so the
+        degrees of freedom of a total of both variances are those of the scatter x (total / scatter)^2.
         """
-        of_own = shares @ self.weights
-        variance = float(of_own @ self.variances)
+        of_own = np.square(of_means) / self.runs @ self.weights
+        variance, rounding = float(of_own @ self.variances), float(np.square(of_means) @ self.rounding)
         has_runs = self.free > 0
         weights, free, variances = of_own[has_runs], self.free[has_runs], self.variances[has_runs]
         freedom = weights.sum() ** 2 / np.sum(np.square(weights) / free)
         if variance > 0:
             measured = variance**2 / np.sum(np.square(weights * variances) / free)
             freedom = freedom**_OF_EQUAL * measured ** (1 - _OF_EQUAL)
-        return float(np.sqrt(variance)), float(freedom)
+        if rounding > 0:
+            freedom *= np.square(1 + rounding / variance) if variance > 0 else np.inf
+        return float(np.sqrt(variance + rounding)), float(freedom)
 
-    def reach(self, shares: Floats) -> float:
-        """Half the width of the 95 % interval of such an estimate."""
-        error, freedom = self.spread(shares)
+    def beside(self, other: Scatter) -> Scatter:
+        """The sizes of two studies, whose variances do not moderate each other."""
+        own, others = len(self.runs), len(other.runs)
+        weights = np.block([[self.weights, np.zeros((own, others))], [np.zeros((others, own)), other.weights]])
+        return Scatter(
+            np.concatenate([self.variances, other.variances]),
+            np.concatenate([self.free, other.free]),
+            weights,
+            np.concatenate([self.runs, other.runs]),
+            np.concatenate([self.rounding, other.rounding]),
+        )
+
+    def reach(self, of_means: Floats) -> float:
+        """Half the width of the 95 % interval of such a sum."""
+        error, freedom = self.spread(of_means)
         return error * float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
@@ -111,28 +135,32 @@ _OF_EQUAL: Final = 0.6
 
 
 class RunGroups:
-    """The runs of a study: groups of positive values, one for each size."""
+    """The runs of a study: groups of positive values, one for each size.
 
-    def __init__(self, groups: Sequence[Sequence[float]]) -> None:
+    Args:
+        rounding: of each size the variance of a logarithm that rounded times make; default none.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[float]], rounding: Sequence[float] | None = None) -> None:
         logs = [np.log(np.asarray(group, float)) for group in groups]
         self.means = np.array([float(group.mean()) for group in logs])
-        self.runs = np.array([float(len(group)) for group in logs])
-        self.scatter = Scatter.of([list(group) for group in logs])
+        of_sizes = np.zeros(len(logs)) if rounding is None else np.asarray(rounding, np.float64)
+        self.scatter = Scatter.of([list(group) for group in logs], of_sizes)
 
     def mean(self, group: int) -> Interval:
-        """The geometric mean of a group; without an interval where no size has two runs."""
-        return self._estimate(np.eye(len(self.runs))[group])
+        """The geometric mean of a group; without an interval where the scatter is not known."""
+        return self._estimate(np.eye(len(self.means))[group])
 
     def ratio(self, group: int, base: int) -> Interval:
         """How many times as large the mean of a group is as that of another one."""
-        unit = np.eye(len(self.runs))
+        unit = np.eye(len(self.means))
         return Interval(1.0) if group == base else self._estimate(unit[group] - unit[base])
 
     def _estimate(self, weights: Floats) -> Interval:
         value = float(weights @ self.means)
-        if self.scatter is None:
+        if self.scatter is None or not self.scatter.is_known:
             return Interval(float(np.exp(value)))
-        reach = self.scatter.reach(np.square(weights) / self.runs)
+        reach = self.scatter.reach(weights)
         return _interval(value, value - reach, value + reach)
 
     def compare(self, group: int, other: RunGroups, base: int) -> Ratio:
@@ -140,22 +168,12 @@ class RunGroups:
         difference = float(self.means[group] - other.means[base])
         if self.scatter is None or other.scatter is None:
             return Ratio(Interval(float(np.exp(difference))), None)
-        own, others = len(self.runs), len(other.runs)
-        both = Scatter(
-            np.concatenate([self.scatter.variances, other.scatter.variances]),
-            np.concatenate([self.scatter.free, other.scatter.free]),
-            np.block(
-                [
-                    [self.scatter.weights, np.zeros((own, others))],
-                    [np.zeros((others, own)), other.scatter.weights],
-                ]
-            ),
-        )
-        shares = np.zeros(own + others)
-        shares[group], shares[own + base] = 1 / self.runs[group], 1 / other.runs[base]
-        error, freedom = both.spread(shares)
-        if error == 0:  # times in whole seconds: all alike
-            return Ratio(_interval(difference, difference, difference), 1.0 if difference == 0 else 0.0)
+        both = self.scatter.beside(other.scatter)
+        weights = np.zeros(len(self.means) + len(other.means))
+        weights[group], weights[len(self.means) + base] = 1, -1
+        if not both.is_known:
+            return Ratio(Interval(float(np.exp(difference))), None)
+        error, freedom = both.spread(weights)
         reach = error * float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2))
         p_value = 2 * float(special.stdtr(freedom, -abs(difference) / error))
         return Ratio(_interval(difference, difference - reach, difference + reach), p_value)
@@ -216,7 +234,8 @@ class LackOfFit(NamedTuple):
     misfit: float
     """Root mean square of the law's relative distance from the sizes' means."""
     p_value: float | None
-    """p-value of the F test for lack of fit; None: the law has as many coefficients above 0 as the study has sizes."""
+    """p-value of the F test for lack of fit; None: the law has as many coefficients above 0 as the study has sizes, or
+    the scatter is not known."""
 
 
 class Fit(NamedTuple):
@@ -228,10 +247,8 @@ class Fit(NamedTuple):
     """The coefficients of the linear regression around the solution: they differ where one of them is kept at 0."""
     means: Floats
     """The share of each size's mean in ``linear``: one column per size."""
-    runs: Floats
-    """Of each size."""
     scatter: Scatter | None
-    """None: a size has a single run."""
+    """None: a size has a single run, or the scatter of the runs is not known."""
     residuals: tuple[float, ...]
     """log(measured / fitted), point by point."""
     lack: LackOfFit | None
@@ -324,11 +341,14 @@ class Fit(NamedTuple):
         """Half the width of the interval of a weighted sum of the coefficients; None if it is unknown."""
         if self.scatter is None:
             return None
-        return self.scatter.reach(np.square(weights @ self.means) / self.runs)
+        return self.scatter.reach(weights @ self.means)
 
 
-def fit(law: Law, n: Sequence[float], x: Sequence[float]) -> Fit | None:
+def fit(law: Law, n: Sequence[float], x: Sequence[float], rounding: Sequence[float] | None = None) -> Fit | None:
     """``law`` through the points; None when there are fewer different ``n`` than it has parameters, X1 included.
+
+    Args:
+        rounding: of each point the variance of log ``x`` that rounded times make; default none.
 
     Raises:
         ValueError: a throughput that is not positive.
@@ -350,12 +370,17 @@ def fit(law: Law, n: Sequence[float], x: Sequence[float]) -> Fit | None:
         x_scale="jac",
         xtol=1e-12, ftol=1e-14, gtol=1e-12,
     )  # fmt: skip
-    best = np.where(solved.active_mask < 0, 0.0, solved.x)
+    negligible = np.max(rows * solved.x / (rows @ solved.x)[:, None], axis=0) < _NEGLIGIBLE
+    best = np.where((solved.active_mask < 0) | negligible, 0.0, solved.x)
     missed = np.log(goal / (rows @ best))
     inverse = np.linalg.pinv(rows / (rows @ best)[:, None])
     of_size = [where == size for size in np.unique(where)]
     step = np.asarray(inverse @ missed if np.any(best == 0) else np.zeros(width), np.float64)
-    runs = np.array([float(np.sum(here)) for here in of_size])
+    scatter = None
+    of_points = np.zeros_like(where) if rounding is None else np.asarray(rounding, np.float64)
+    of_sizes = np.array([of_points[here].mean() for here in of_size])
+    if all(np.sum(here) > 1 for here in of_size):
+        scatter = Scatter.of([list(missed[here]) for here in of_size], of_sizes)
     scale = 1 / unit if law.inverse else unit
     residuals = -missed if law.inverse else missed
     return Fit(
@@ -363,26 +388,34 @@ def fit(law: Law, n: Sequence[float], x: Sequence[float]) -> Fit | None:
         coefficients=best * scale,
         linear=(best + step) * scale,
         means=np.stack([inverse[:, here].sum(axis=1) for here in of_size], axis=-1) * scale,
-        runs=runs,
-        scatter=Scatter.of([list(missed[here]) for here in of_size]) if np.all(runs > 1) else None,
+        scatter=scatter if scatter is not None and scatter.is_known else None,
         residuals=tuple(float(r) for r in residuals),
-        lack=_lack_of_fit([residuals[here] for here in of_size], int(np.sum(best > 0))),
+        lack=_lack_of_fit([residuals[here] for here in of_size], int(np.sum(best > 0)), of_sizes),
     )
 
 
-def _lack_of_fit(groups: Sequence[Floats], coefficients: int) -> LackOfFit | None:
-    """The F test of the misfit of means against the scatter within sizes (Draper & Smith 1998, ch. 2)."""
-    runs = sum(len(group) for group in groups)
-    within_free, between_free = runs - len(groups), len(groups) - coefficients
+_NEGLIGIBLE: Final = 1e-7
+"""A coefficient that is nowhere a larger part of the fitted value is 0: the solver is not more exact."""
+
+
+def _lack_of_fit(groups: Sequence[Floats], coefficients: int, rounding: Floats) -> LackOfFit | None:
+    """The F test of the misfit of means against the scatter within sizes (Draper & Smith 1998, ch. 2).
+
+    Rounded times may move all runs of a size alike, so their variance is added to that of the means (`Scatter.spread`).
+    """
+    runs = np.array([float(len(group)) for group in groups])
+    within_free, between_free = runs.sum() - len(groups), len(groups) - coefficients
     if within_free < 1:
         return None
     within = sum(float(np.sum(np.square(group - group.mean()))) for group in groups) / within_free
-    misfit = sum(len(group) * float(group.mean()) ** 2 for group in groups)
+    squares = runs * np.square([group.mean() for group in groups])
     p_value = None
-    if between_free > 0:
-        floor = max(within, _SCATTER_OF_NOTHING**2)
-        p_value = float(stats.f.sf(misfit / between_free / floor, between_free, within_free))
-    return LackOfFit(float(np.sqrt(within)), float(np.sqrt(misfit / runs)), p_value)
+    expected = (within if within > _SCATTER_OF_NOTHING**2 else 0.0) + runs * rounding
+    if between_free > 0 and np.all(expected > 0):
+        ratio = float(np.sum(squares / expected)) / between_free
+        freedom = min(1e9, within_free * (expected.mean() / within) ** 2) if within > 0 else 1e9
+        p_value = float(stats.f.sf(ratio, between_free, freedom))
+    return LackOfFit(float(np.sqrt(within)), float(np.sqrt(squares.sum() / runs.sum())), p_value)
 
 
 def _crossing(height: Callable[[float], float], base: float, furthest: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -121,6 +121,19 @@ def _row(run: StudyRun, job: dict[str, Any], *, mode: Mode) -> dict[str, Any]:
         work, unit = (run.size.ranks, WHOLE_JOBS[1]) if mode == "weak" else (1, WHOLE_JOBS[0])
         row.update(throughput=work * 3600 / job["elapsed_s"], unit=unit)
     return row
+
+
+def rounding_variance(run: Mapping[str, Any]) -> float:
+    """The variance of the logarithm of a run's throughput that its time in whole seconds makes; 0 of other figures.
+
+    Slurm cuts the start and the end of a job to whole seconds. Each of the two errors is uniform over one second, with
+    the variance 1/12 s^2, so that of the time between is 1/6 s^2. The time of a local job is rounded once: 1/12 s^2. As
+    d log(1/T) = -dT / T, the variance of the logarithm is 1 / (6 T^2) or 1 / (12 T^2). Runs that start in the same
+    moment, or take the same time, have the same error: repeats do not make it smaller.
+    """
+    if run["unit"] not in WHOLE_JOBS or not run["elapsed_s"]:
+        return 0.0
+    return 1 / ((12 if run["source"] == "local" else 6) * float(run["elapsed_s"]) ** 2)
 
 
 def _find_log(run: StudyRun) -> str | None:

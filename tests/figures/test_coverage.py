@@ -14,9 +14,12 @@ from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
+import polars as pl
 import pytest
 
-from hpcjobs.scaling.fits import AMDAHL, GUSTAFSON, USL, Interval, Law, RunGroups, fit
+from hpcjobs.scaling.analysis import analyse
+from hpcjobs.scaling.fits import AMDAHL, GUSTAFSON, USL, Floats, Interval, Law, RunGroups, fit
+from hpcjobs.scaling.runs import _COLUMNS
 
 REPEATS = (2, 3, 5, 10)
 SCATTER = {"equal": (1.0, 1.0), "rising": (0.67, 2.0), "falling": (2.0, 0.67)}
@@ -119,6 +122,47 @@ ONCE = ("mean", "ratio", "efficiency", "ratio to another study")
 
 def test_printed_intervals_hold_the_true_value_as_often_as_they_say() -> None:
     check(400, seed=11, slack=3)
+
+
+def time_in_whole_seconds(random: np.random.Generator, took: Floats, *, together: bool) -> Floats:
+    """What sacct says of jobs that took so long, from the second of the start to that of the end."""
+    start = np.full(len(took), random.uniform()) if together else random.uniform(size=len(took))
+    return np.floor(start + took) - np.floor(start)
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["each at its time", "all at once"])
+@pytest.mark.parametrize("scatter_s", [0.0, 0.1, 1.0, 20.0])
+def test_intervals_of_whole_seconds_hold_the_true_value(scatter_s: float, together: bool) -> None:
+    """Mean and ratio: 93 to 97 % where the runs scatter by many seconds, at least 93 % where rounding hides it."""
+    random, studies = np.random.default_rng([21, int(10 * scatter_s), together]), 600
+    held = Counter[str]()
+    for _ in range(studies):
+        truths = np.array([random.uniform(200, 400), random.uniform(100, 200)])
+        times = [
+            time_in_whole_seconds(
+                random, random.normal(truth, scatter_s, int(random.integers(2, 6))), together=together
+            )
+            for truth in truths
+        ]
+        rows = [
+            {"nodes": n, "ranks": n, "ntasks_per_node": 1, "job_id": f"{n}_{k}", "unit": "runs/h", "source": "sacct",
+             "throughput": 3600 / seconds, "elapsed_s": seconds}
+            for n, each in enumerate(times, 1) for k, seconds in enumerate(each)
+        ]  # fmt: skip
+        runs = pl.DataFrame([dict.fromkeys(_COLUMNS) | row for row in rows], schema=_COLUMNS, orient="row")
+        second = analyse(runs).groups[1]
+        for kind, (_, low, high), value in (
+            ("mean", second.throughput, 3600 / truths[1]),
+            ("ratio", second.speedup, truths[0] / truths[1]),
+        ):
+            assert low is not None
+            assert high is not None
+            held[kind] += low <= value <= high
+    chance = 3 * math.sqrt(0.95 * 0.05 / studies)
+    for kind in ("mean", "ratio"):
+        assert held[kind] / studies >= 0.93 - chance, kind
+        if scatter_s > 10:
+            assert held[kind] / studies <= 0.97 + chance, kind
 
 
 @pytest.mark.long

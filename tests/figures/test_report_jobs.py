@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from commandline import ok
+from run_summaries import accounted
 from sacct_rows import recorded_rows, simulated_rows
 from scripted_cluster import ScriptedCluster, read_duration, read_table
 
@@ -173,13 +176,17 @@ def test_the_gpu_use_and_the_memory_of_the_fullest_node_are_those_of_the_steps(c
     steps["job"] = steps["JobID"].str.partition(".")[0]
     steps["gpus"] = [amount(text, "gres/gpu") for text in steps["AllocTRES"]]
     steps["percent"] = [amount(text, "gres/gpuutil") for text in steps["TRESUsageInTot"]]
-    steps["weight"] = steps["ElapsedRaw"].astype(float).clip(lower=1) * steps["gpus"]
+    steps["lasted"] = steps["ElapsedRaw"].astype(float).clip(lower=1)
     is_checked = False
     for job_id, every in steps.groupby("job"):
         last = every[every["attempt"] == every["attempt"].max()]
         if (last["gpus"] > 0).all():
-            share = (last["percent"] / last["gpus"] / 100 * last["weight"]).sum() / last["weight"].sum()
-            assert printed[job_id]["gpu_utilization"] == pytest.approx(share, abs=1e-9), job_id
+            first, second = last["Start"].astype(int), last["End"].astype(int)
+            moments = np.unique([*first, *second])
+            # Each step may use all GPUs of the job; whoever runs beside it shares them.
+            busy_s = sum(b - a for a, b in itertools.pairwise(moments) if ((first <= a) & (second >= b)).any())
+            share = (last["percent"] / last["gpus"] / 100 * last["lasted"]).sum() / (busy_s + (first == second).sum())
+            assert printed[job_id]["gpu_utilization"] == pytest.approx(min(1, share), abs=1e-9), job_id
             is_checked = True
         begin, end = every["Start"].astype(int), every["End"].astype(int)
         node = every["MaxRSS"].astype(float) * np.ceil(every["NTasks"].astype(int) / every["NNodes"].astype(int))
@@ -189,3 +196,104 @@ def test_the_gpu_use_and_the_memory_of_the_fullest_node_are_those_of_the_steps(c
         ]
         assert printed[job_id]["mem_per_node_bytes"] == pytest.approx(max(held)), job_id
     assert is_checked
+
+
+def job_of(job_id: str, *, nodes: int = 1, gpus: int = 0) -> dict[str, str]:
+    """A job of one hour, with the batch script that started its steps."""
+    return accounted(job_id, nodes=nodes) | {
+        "AllocTRES": f"billing=16,cpu={16 * nodes},gres/gpu={gpus},mem={64 * nodes}G,node={nodes}"
+    }
+
+
+def step_of(job: dict[str, str], suffix: str, begin_s: int, end_s: int, **columns: str) -> dict[str, str]:
+    """A step of one task on one node, from ``begin_s`` to ``end_s`` after the start of the job."""
+    start = int(job["Start"])
+    times = {"Start": str(start + begin_s), "End": str(start + end_s), "ElapsedRaw": str(end_s - begin_s)}
+    blank = dict.fromkeys(("User", "Partition", "QOS", "TimelimitRaw", "ReqMem", "AllocTRES"), "")
+    return job | blank | times | {"JobID": f"{job['JobID']}.{suffix}", "NNodes": "1", "NTasks": "1"} | columns
+
+
+def shown(job_id: str) -> dict[str, Any]:
+    (row,) = ok("report", "jobs", job_id, "--json").json
+    return dict(row)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "steps"),
+    [
+        (1, [(0, 3600, 1, 50), (0, 3600, 1, 50)]),
+        (1, [(0, 3600, 1, 60), (10, 3590, 1, 1)]),
+        (2, [(0, 3000, 2, 150), (0, 3000, 2, 20), (3000, 3600, 1, 80)]),
+        (2, [(0, 3600, 1, 100), (0, 3600, 1, 20)]),
+        (4, [(0, 1800, 4, 100), (900, 2700, 2, 100), (1800, 3600, 4, 350)]),
+    ],
+    ids=["halves of one GPU", "a monitor beside", "both on all, then one", "a GPU each", "a part of the time"],
+)
+def test_steps_that_share_gpus_add_up_to_what_the_gpus_did(
+    cluster: ScriptedCluster, gpus: int, steps: list[tuple[int, int, int, int]]
+) -> None:
+    """Second by second: the percents of the steps that ran, over their GPUs, which are no more than the job's."""
+    job = job_of("501", gpus=gpus)
+    rows = [
+        step_of(job, str(n), begin, end, AllocTRES=f"cpu=1,gres/gpu={held}", TRESUsageInTot=f"gres/gpuutil={percent}")
+        for n, (begin, end, held, percent) in enumerate(steps)
+    ]
+    batch = step_of(job, "batch", 0, 3600, AllocTRES=f"cpu=1,gres/gpu={gpus}", TRESUsageInTot="gres/gpuutil=0")
+    cluster.account([job, batch, *rows])
+    did = had = 0.0
+    for second in range(3600):
+        ran = [(held, percent) for begin, end, held, percent in steps if begin <= second < end]
+        did += sum(percent / 100 for _, percent in ran)
+        had += min(gpus, sum(held for held, _ in ran))
+    assert shown("501")["gpu_utilization"] == pytest.approx(did / had, abs=1e-9)
+
+
+def test_the_memory_of_gpus_is_that_of_the_steps_at_once(cluster: ScriptedCluster) -> None:
+    """Two steps of 10 and 20 GiB side by side, then one of 25: the job's GPUs held 30 at most."""
+    job = job_of("502", gpus=2)
+    rows = [
+        step_of(
+            job, str(n), begin, end, AllocTRES="cpu=1,gres/gpu=1", TRESUsageInTot=f"gres/gpumem={held}G,gres/gpuutil=9"
+        )
+        for n, (begin, end, held) in enumerate([(0, 1800, 10), (0, 1800, 20), (1800, 3600, 25)])
+    ]
+    cluster.account([job, *rows])
+    assert shown("502")["gpu_mem_bytes"] == 30 << 30
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_memory_of_the_fullest_node_is_that_of_the_steps_on_it(cluster: ScriptedCluster, seed: int) -> None:
+    """Steps of some nodes each, at random times; one has no list of nodes and may be anywhere."""
+    chance, nodes = np.random.default_rng(seed), 4
+    job = job_of("503", nodes=nodes)
+    rows = [step_of(job, "batch", 0, 3600, NodeList="n1", MaxRSS=str(1 << 20), TRESUsageInTot=f"mem={1 << 20}")]
+    held = {node: np.zeros(3600) for node in range(1, nodes + 1)}
+    held[1] += 1 << 20
+    for n in range(6):
+        first, last = sorted(int(node) for node in chance.integers(1, nodes + 1, 2))
+        begin, end = sorted(int(second) for second in chance.choice(3600, 2, replace=False))
+        rss, width = int(chance.integers(1 << 20, 8 << 30)), last - first + 1
+        places, known = (range(1, nodes + 1), "") if n == 5 else (range(first, last + 1), f"n[{first}-{last}]")
+        rows.append(
+            step_of(job, str(n), begin, end, NNodes=str(width), NTasks=str(width), NodeList=known, MaxRSS=str(rss),
+                    AveRSS=str(rss), TRESUsageInTot=f"mem={rss * width}")
+        )  # fmt: skip
+        for node in places:
+            held[node][begin:end] += rss
+    cluster.account([job, *rows])
+    assert shown("503")["mem_per_node_bytes"] == max(of_node.max() for of_node in held.values())
+
+
+def test_a_job_that_has_not_started_has_neither_energy_nor_cost(cluster: ScriptedCluster) -> None:
+    pending = accounted(
+        "504", State="PENDING", Start="Unknown", End="Unknown", ElapsedRaw="0", NodeList="None assigned"
+    )
+    cancelled = accounted("505", State="CANCELLED by 7", Start="None", ElapsedRaw="0", NodeList="None assigned")
+    ran = accounted("506", lasted=1800)
+    cluster.account([pending, cancelled, ran])
+    printed = {row["JOB"]: row for row in read_table(ok("report", "jobs", "504", "505", "506").out, "JOB")}
+    for job_id in ("504", "505"):
+        assert (printed[job_id]["ENERGY"], printed[job_id]["COST"]) == ("-", "-")
+    assert printed["506"]["COST"] == f"{0.5 * (16 * CPU_HOUR + NODE_HOUR):.2f} EUR"
+    (total,) = read_table(ok("report", "jobs", "504", "505").out, "ALL")
+    assert (total["ENERGY"], total["COST"]) == ("-", "-")

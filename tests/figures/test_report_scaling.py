@@ -225,3 +225,55 @@ def reaches(study: dict[int, list[dict[str, Any]]], nodes: int, target: float) -
 def advised_nodes() -> int:
     (nodes,) = re.findall(r"--nodes=(\d+)", ok("report", "advise", "speed").out)
     return int(nodes)
+
+
+def report_of_times(cluster: ScriptedCluster, name: str, times: dict[int, list[int]]) -> str:
+    """The report of a study whose program leaves nothing: its jobs took these seconds by sacct."""
+    Path("train.py").write_text("print('hello')\n", encoding="utf-8")
+    repeats = len(times[1])
+    ok("scale", "-N", ",".join(map(str, times)), "--repeats", str(repeats), "--name", name, "train.py")
+    left = {nodes: list(seconds) for nodes, seconds in times.items()}
+    for cell in ok("sweep", "results", f"study-{name}", "--json").json:
+        nodes = cell["params"]["param.nodes"]
+        row = accounted(cell["job_id"], nodes=nodes, lasted=left[nodes].pop())
+        cluster.account([*cluster.accounted(), row])
+    return ok("report", "scaling", name).out
+
+
+def test_jobs_that_took_the_same_seconds_have_the_interval_of_their_rounding(cluster: ScriptedCluster) -> None:
+    """Slurm cuts start and end to seconds: the error of their difference lies between -1 and 1, most often near 0."""
+    random = np.random.default_rng(4)
+    error_s = float(np.std(random.uniform(size=(2, 10**6)).T @ [1, -1]))
+    out = report_of_times(cluster, "whole", {1: [60, 60, 60], 2: [33, 33, 33], 4: [20, 20, 20]})
+    rows = {int(row["NODES"]): row for row in read_table(re.split(r"^LAW ", out, flags=re.MULTILINE)[0], "NODES")}
+    for nodes, seconds in ((1, 60), (2, 33), (4, 20)):
+        reach = 1.96 * error_s / seconds
+        bounds = 3600 / seconds * np.exp([0, -reach, reach])
+        assert printed_interval(rows[nodes]["RUNS/H"]) == pytest.approx(bounds, rel=0.006)
+        if nodes > 1:
+            both = 1.96 * error_s * np.hypot(1 / 60, 1 / seconds)
+            ratio = 60 / seconds * np.exp([0, -both, both])
+            assert printed_interval(rows[nodes]["SPEED-UP"]) == pytest.approx(ratio, abs=0.006)
+    assert "Efficiency of 80% or more was measured up to 2 nodes (by the lower bounds" in out
+    assert "p < " not in out, "a second more or less explains what Amdahl's law misses"
+
+
+def test_runs_with_the_same_figure_have_no_scatter_to_test_a_law_with(cluster: ScriptedCluster) -> None:
+    """A rate that is printed with few digits: neither an interval, nor a p-value of solver errors, nor a prediction."""
+    Path("train.py").write_text("print('hello')\n", encoding="utf-8")
+    for name in ("even", "alike"):
+        ok("scale", "-N", "1,2,4,8", "--repeats", "3", "--name", name, "train.py")
+        for cell in ok("sweep", "results", f"study-{name}", "--json").json:
+            nodes = cell["params"]["param.nodes"]
+            left = {"throughput": {"value": 1000 * nodes, "unit": "images/s"}}
+            write_summary(Path(cell["folder"]), left)
+            cluster.account([*cluster.accounted(), accounted(cell["job_id"], nodes=nodes)])
+    out = ok("report", "scaling", "even", "--baseline", "alike").out
+    assert "The runs of each size have the same figure, so their scatter is not known" in out
+    assert "p = " not in out
+    assert "Prediction" not in out
+    table = out[out.index("LAW ") :].partition("\nThe runs")[0]
+    serial = [row["VALUE"] for row in read_table(table, "LAW") if row["PARAMETER"] in ("serial", "sigma", "log")]
+    assert serial == ["0"] * len(serial)
+    assert {row["SIGNIFICANT AT 5 %"] for row in read_table(out, "NODES X TASKS")} == {"scatter not known"}
+    assert "(by their values: their scatter is not known)" in out

@@ -166,8 +166,9 @@ def test_gpus_and_their_use_are_read_where_the_site_gathers_them() -> None:
     """25.05 with gres/gpuutil: mean over steps by their length; typed and untyped counts are not added up. Slurm adds
     up the GPUs of a process: four tasks of 45 % each on two GPUs are 90 %."""
     job = row(AllocTRES="cpu=8,gres/gpu:a100=2,gres/gpu=2,mem=16384M,node=1")
-    long = step(job, "0", ElapsedRaw=3000, TRESUsageInAve="gres/gpumem=2G,gres/gpuutil=45")
-    short = step(job, "1", ElapsedRaw=600, TRESUsageInAve="gres/gpumem=1G,gres/gpuutil=30",
+    begin, middle, end = (int(job["Start"]) + seconds for seconds in (0, 3000, 3600))
+    long = step(job, "0", Start=begin, End=middle, ElapsedRaw=3000, TRESUsageInAve="gres/gpumem=2G,gres/gpuutil=45")
+    short = step(job, "1", Start=middle, End=end, ElapsedRaw=600, TRESUsageInAve="gres/gpumem=1G,gres/gpuutil=30",
                  TRESUsageInTot="gres/gpumem=8G,gres/gpuutil=60,mem=1G")  # fmt: skip
     job_rows = one(job, long, short)
     assert job_rows["gpus"] == 2
