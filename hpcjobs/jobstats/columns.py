@@ -65,7 +65,10 @@ COLUMNS: Final[dict[str, tuple[str, str]]] = {
     "mem_efficiency": ("real", "mem_used / mem_requested"),
     "cpu_s": ("real", "user and system time of all tasks"),
     "cpu_efficiency": ("real", "cpu_s / (cpus x elapsed_s)"),
-    "gpu_utilization": ("real", "mean over time and GPUs of the steps that used GPUs; steps that share some add up; null: not measured"),
+    "gpu_utilization": (
+        "real",
+        "mean over time and GPUs of the steps that used GPUs; steps that share some add up; null: not measured",
+    ),
     "gpu_mem_bytes": ("whole", "of all its GPUs at their peaks"),
     "gpu_source": ("text", "monitor (of the trainer, by NVML), or sacct (gres/gpuutil: steps by their length)"),
     "energy_j": ("real", "of all attempts"),
