@@ -76,7 +76,7 @@ def check(
     from functools import partial
 
     from hpcjobs.discovery.compare import compare, list_untried, run_trials, unusable_partitions
-    from hpcjobs.discovery.read import read_cluster
+    from hpcjobs.discovery.slurm_config import read_cluster
     from hpcjobs.errors import RequestError
     from hpcjobs.processes.programs import run as run_program
     from hpcjobs.scheduler.connect import connect
@@ -141,8 +141,8 @@ def init(
 
     from hpcjobs.discovery.draft import draft_site
     from hpcjobs.discovery.proposal import Answers
-    from hpcjobs.discovery.read import read_cluster
     from hpcjobs.discovery.site_file import choose_path, default_name, save_text, write_text
+    from hpcjobs.discovery.slurm_config import read_cluster
     from hpcjobs.scheduler.connect import connect
 
     answers = Answers(

@@ -2,27 +2,145 @@
 
 checkpoints/step-00000120/state.pt           written by rank 0 (.json, .pt or .pkl)
 checkpoints/step-00000120/ranks/rank-3.pt    with `sharded`: written by rank 3
+
+| the state holds | file | read back |
+|---|---|---|
+| dicts with text as keys, lists, text, numbers, booleans, None | .json | |
+| tensors, with whatever else | .pt | on the CPU |
+| anything else, tuples and dicts with other keys included | .pkl | |
+
+Files of the last two kinds can run code when they are read, so they are read only if they belong to this user.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcjobs.files import write_beside
-from hpcjobs.runtime import checkpoints, state_file
+from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.agreement import find_store
 from hpcjobs.runtime.checkpoints import MANIFEST, BackgroundWriter, CheckpointMeta, Draft, measure
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import BadCheckpoint, LossNotFinite, WorldMismatch
-from hpcjobs.runtime.state_file import RunState, Snapshots
+
+if TYPE_CHECKING:
+    from hpcjobs.torch_state import Buffers
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A copy of a state: bytes, or a tree with copies of its tensors."""
+
+    suffix: str
+    content: Any
+
+
+class Snapshots:
+    """Takes snapshots; buffers for tensors are kept."""
+
+    def __init__(self) -> None:
+        self._buffers: Buffers | None = None
+
+    def take(self, state: Any) -> RunState:
+        """Raises TypeError where the state cannot be written."""
+        try:
+            if _holds_tensors(state):
+                if self._buffers is None:
+                    from hpcjobs.torch_state import Buffers
+
+                    self._buffers = Buffers()
+                return RunState(".pt", self._buffers.copy(state))
+            if _is_json(state):
+                return RunState(".json", json.dumps(state).encode())
+            return RunState(".pkl", pickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL))
+        except RecursionError as error:
+            raise TypeError("save(): the state can't be written: it holds itself, or is nested too deep") from error
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise TypeError(f"save(): the state can't be written: {error}") from error
+
+
+def find_nan(state: Any) -> str | None:
+    """Return the path of the first tensor with NaN, or None. Plain numbers may be NaN."""
+    if not _holds_tensors(state):
+        return None
+    from hpcjobs import torch_state
+
+    return torch_state.find_nan(state)
+
+
+def write_state(path: Path, snapshot: RunState) -> Path:
+    """Write a snapshot and sync it; the file, which is ``path`` with a suffix. Raises OSError."""
+    file_path = path.with_suffix(snapshot.suffix)
+    if snapshot.suffix == ".pt":
+        from hpcjobs import torch_state
+
+        torch_state.write(file_path, snapshot.content)
+        return file_path
+    with file_path.open("wb") as file:
+        file.write(snapshot.content)
+        file.flush()
+        os.fsync(file.fileno())
+    return file_path
+
+
+def _read_file(path: Path) -> Any:
+    """The state of ``path`` with any suffix. Raises BadCheckpoint."""
+    files = [path.with_suffix(suffix) for suffix in (".json", ".pt", ".pkl") if path.with_suffix(suffix).exists()]
+    if not files:
+        raise BadCheckpoint(f"{path.parent} has no {path.name}.json, .pt or .pkl", hint="was it written by Run.save()?")
+    (file_path,) = files
+    try:
+        if file_path.suffix == ".json":
+            return json.loads(file_path.read_bytes())
+        owner = file_path.stat().st_uid
+        if owner != os.geteuid():
+            raise BadCheckpoint(
+                f"{file_path} belongs to user {owner}, and reading it could run code of theirs",
+                hint="copy the checkpoint, if you trust it",
+            )
+        if file_path.suffix == ".pt":
+            from hpcjobs import torch_state
+
+            return torch_state.read(file_path, any_object=True)
+        return pickle.loads(file_path.read_bytes())
+    except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError, ImportError, AttributeError) as error:
+        raise BadCheckpoint(f"{file_path} can't be read: {error}") from error
+
+
+def _holds_tensors(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    if isinstance(value, torch.Tensor):
+        if hasattr(value, "placements"):
+            raise TypeError(
+                "a tensor is spread over ranks (DTensor). Save its local part (.to_local()) with sharded=True, "
+                "or the full state (torch.distributed.checkpoint.state_dict.get_model_state_dict)"
+            )
+        return True
+    if isinstance(value, dict):
+        return True in [_holds_tensors(item) for item in value.values()]
+    return type(value) in (list, tuple) and True in [_holds_tensors(item) for item in value]
+
+
+def _is_json(value: Any) -> bool:
+    """Whether JSON gives back just this; types are compared exactly, since it would make lists of tuples."""
+    if value is None or type(value) in (bool, int, float, str):
+        return True
+    if type(value) is list:
+        return all(_is_json(item) for item in value)
+    return type(value) is dict and all(type(key) is str and _is_json(item) for key, item in value.items())
+
 
 STATE, RANKS, SUMS = "state", "ranks", ".sums"
 SHARDS_WAIT_S = 600.0
@@ -64,20 +182,20 @@ class StateWriter(BackgroundWriter):
 
     def find_refusal(self, state: Part) -> LossNotFinite | None:
         """NaN in other ranks' parts of a sharded state is found when it is written."""
-        tensor_with_nan = None if state.sharded or state.allow_nan else state_file.find_nan(state.state)
+        tensor_with_nan = None if state.sharded or state.allow_nan else find_nan(state.state)
         return None if tensor_with_nan is None else nan_error(tensor_with_nan)
 
     def write_files(self, meta: CheckpointMeta, state: Part) -> Path:
         part = state if isinstance(state.state, RunState) else self.copy_state(state)
         draft = Draft(self.folder, meta, claim=self.claim, owner=self.owner)
-        tensor_with_nan = None if part.allow_nan else state_file.find_nan(part.state.content)
+        tensor_with_nan = None if part.allow_nan else find_nan(part.state.content)
         if part.sharded:
             return self._write_shard(draft, part.state, tensor_with_nan)
         if tensor_with_nan is not None:
             raise nan_error(tensor_with_nan)
         try:
             draft.begin()
-            path = state_file.write(draft.path / STATE, part.state)
+            path = write_state(draft.path / STATE, part.state)
             return draft.complete({path.name: measure(path)})
         except BaseException:
             draft.discard()
@@ -92,7 +210,7 @@ class StateWriter(BackgroundWriter):
             folder.mkdir(parents=True, exist_ok=True)
         answer: list[Any] = [NAN, tensor_with_nan, 0]
         if tensor_with_nan is None:
-            path = state_file.write(draft.path / RANKS / f"rank-{self._rank}", snapshot)
+            path = write_state(draft.path / RANKS / f"rank-{self._rank}", snapshot)
             answer = [path.name, *measure(path)]
         write_beside(sums / str(self._rank), json.dumps(answer), mode=None)
         if self._rank != 0:
@@ -141,7 +259,7 @@ def read_state(place: Path, meta: CheckpointMeta, *, rank: int, own: bool, world
     `own`: this rank's own part, which there is only in a world of the same size.
     """
     if not (place / RANKS).is_dir():
-        return state_file.read(place / STATE)
+        return _read_file(place / STATE)
     if own and meta.world_size != world_size:
         raise BadCheckpoint(
             f"{place} has the parts of {meta.world_size} ranks, and this world has {world_size}",
@@ -149,7 +267,7 @@ def read_state(place: Path, meta: CheckpointMeta, *, rank: int, own: bool, world
         )
     if not 0 <= rank < meta.world_size:
         raise BadCheckpoint(f"{place} has no part of rank {rank}: the ranks are 0 to {meta.world_size - 1}")
-    return state_file.read(place / RANKS / f"rank-{rank}")
+    return _read_file(place / RANKS / f"rank-{rank}")
 
 
 def await_complete(folder: Path, step: int, *, within_s: float) -> bool:

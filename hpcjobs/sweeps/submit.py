@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from hpcjobs.errors import RequestError, SchedulerError
 from hpcjobs.files import write_beside
 from hpcjobs.job.array import count_tasks
 from hpcjobs.job.models import Plan
+from hpcjobs.processes.programs import Runner, run
 from hpcjobs.run import folder as run_folder
 from hpcjobs.run.folder import code_state
 from hpcjobs.run.identity import is_queued
@@ -20,11 +22,44 @@ from hpcjobs.run.submission import plan_in
 from hpcjobs.run.submit import hand_over
 from hpcjobs.scheduler.base import JobQueue, QueueReadOnce, Scheduler
 from hpcjobs.scheduler.connect import connect
+from hpcjobs.slurm_commands import check_submission, cluster_env
 from hpcjobs.sweeps.cell_status import CellStatus, adopt_chunk, cell_statuses, tail_is_queued
 from hpcjobs.sweeps.chunk_plans import prepare, start_after, tail_plan
 from hpcjobs.sweeps.folder import NOBODY, Chunk, Definition, SweepFolder
 from hpcjobs.sweeps.limits import Limits, read_limits
-from hpcjobs.sweeps.queue_room import largest_array, may_be_full, names_the_count
+
+# One generic text stands for every limit of accounts and QOS. Slurm prints the name of the limit beside it.
+_LIMIT = re.compile(r"\b(?:Assoc|QOS)[A-Z]\w+")
+_COUNT = re.compile(r"Submit", re.IGNORECASE)
+_FULL = re.compile(r"MaxSubmit|job submit limit|MaxJobCount|temporarily unable to accept job", re.IGNORECASE)
+
+
+def may_be_full(message: str) -> bool:
+    """Whether a refusal can come from the number of jobs in the queue."""
+    limits = _LIMIT.findall(message)
+    return any(map(_COUNT.search, limits)) if limits else _FULL.search(message) is not None
+
+
+def names_the_count(message: str) -> bool:
+    """Whether a refusal can come from nothing else than the number of jobs in the queue."""
+    return may_be_full(message) and (bool(_LIMIT.search(message)) or "job submit limit" not in message)
+
+
+def largest_array(plan: Plan, tasks: int, *, runner: Runner = run) -> int:
+    """The largest of ``tasks``, ``tasks / 2``, ``tasks / 4`` ... 1 tasks that sbatch would accept now; 0: none.
+
+    ``sbatch --test-only`` checks the limits of account and QOS and submits nothing.
+    """
+    env = cluster_env(plan.job.slurm_conf)
+    _, *options, script = plan.command
+    options = [option for option in options if option != "--parsable"]
+    while tasks > 0:
+        argv = check_submission(*options, f"--array=0-{tasks - 1}", script)
+        if runner(argv, cwd=plan.job.chdir, env=env).code == 0:
+            return tasks
+        tasks //= 2
+    return 0
+
 
 _LATER = "now+5minutes"
 _LEAST_ROOM = 2

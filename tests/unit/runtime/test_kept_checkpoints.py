@@ -218,11 +218,11 @@ def test_metrics_or_a_summary_that_cannot_be_written_are_one_line_and_code_20(tm
 
 def test_a_run_that_waits_for_its_last_checkpoint_does_not_stand_still(tmp_path: Path) -> None:
     text = f"""
-from hpcjobs.runtime import state_file, watchdog
+from hpcjobs.runtime import script_checkpoints, watchdog
 import time
 watchdog.LOOK_S = watchdog.GATHER_S = 0.05
-write = state_file.write
-state_file.write = lambda *arguments: (time.sleep(1.5), write(*arguments))[1]  # a slow disk
+write = script_checkpoints.write_state
+script_checkpoints.write_state = lambda *arguments: (time.sleep(1.5), write(*arguments))[1]  # a slow disk
 {BEGIN}
 run.watch(after_s=0.3)
 run.log(1, loss=1.0)

@@ -15,8 +15,8 @@ from waiting import eventually
 
 from hpcjobs.record.summary import RunSummary
 from hpcjobs.run.progress import read_progress
-from hpcjobs.runtime import checkpoints, state_file
-from hpcjobs.runtime.state_file import Snapshots
+from hpcjobs.runtime import checkpoints
+from hpcjobs.runtime.script_checkpoints import Snapshots, _read_file, write_state
 from hpcjobs.runtime.step_log import read_number
 
 FOREIGN = ("SLURM", "PMI", "OMPI", "HOROVOD", "HPCJOBS", "TORCHELASTIC", "MASTER_", "RANK", "WORLD_", "LOCAL_")
@@ -277,8 +277,8 @@ def test_a_state_is_written_in_the_plainest_format_that_gives_it_back(tmp_path: 
     }
     for suffix, state in states.items():
         snapshot = Snapshots().take(state)
-        assert state_file.write(tmp_path / suffix[1:], snapshot).suffix == suffix
-        assert str(state_file.read(tmp_path / suffix[1:])) == str(state)
+        assert write_state(tmp_path / suffix[1:], snapshot).suffix == suffix
+        assert str(_read_file(tmp_path / suffix[1:])) == str(state)
     with pytest.raises(TypeError, match=r"save\(\): the state can't be written"):
         Snapshots().take({"function": lambda: None})
 
