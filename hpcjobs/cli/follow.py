@@ -208,12 +208,12 @@ _MOST_FAILURES = 20
 """Jobs and tasks that are described one by one."""
 
 
-def print_failures(jobs: Iterable[Known], *, printed: Mapping[str, State]) -> None:
+def print_failures(jobs: Iterable[Known], *, printed: Mapping[str, str]) -> None:
     """Print how failed jobs ended; for the first one also its last lines and the command that explains it.
 
     Of more than 20 the rest is counted by state; those of which nothing is known come last.
 
-    ``printed``: the states that have a line already; it is not printed again if it would add no fact.
+    ``printed``: the ends that have a line already, by job; they are not printed again.
     """
     failed = [(job.entry, record) for job in jobs for record in job.records if record.state is not State.COMPLETED]
     failed.sort(key=lambda job: job[1].state is State.UNKNOWN)
@@ -226,9 +226,11 @@ def print_failures(jobs: Iterable[Known], *, printed: Mapping[str, State]) -> No
         who = ""
         if first is not None:
             end = describe_exit(first.exit_code)
-            who = f"; first failure: rank {first.rank} on {first.host}{'' if end in record.ending else f', {end}'}"
-        if record.ending or who or printed.get(record.job_id) is not record.state:
-            note(f"job {record.job_id} {', '.join([record.state.value, *record.ending])}{who}")
+            who = f"first failure: rank {first.rank} on {first.host}{'' if end in record.ending else f', {end}'}"
+        if printed.get(record.job_id) != _describe_state(record):
+            note(f"job {record.job_id} {_describe_state(record)}{f'; {who}' if who else ''}")
+        elif who:
+            note(f"job {record.job_id} {who}")
         past = read_attempts(task_dir(Path(entry.run_dir), record.job_id))
         if past and past[-1].decision.startswith("ended"):
             note(f"job {record.job_id} after {format_count(len(past), 'attempt')} {past[-1].decision}")
@@ -240,6 +242,15 @@ def print_failures(jobs: Iterable[Known], *, printed: Mapping[str, State]) -> No
             note(f"next: hpcjobs why {record.job_id}")
     if rest := Counter(record.state.value for _, record in failed[_MOST_FAILURES:]):
         note(f"and {', '.join(f'{count:,} {state}' for state, count in rest.items())}; hpcjobs ps -a lists them")
+
+
+def _describe_state(record: JobRecord) -> str:
+    """``RUNNING``, ``COMPLETED``, ``FAILED, exit code 3``."""
+    return record.state.value + _describe_ending(record)
+
+
+def _describe_ending(record: JobRecord) -> str:
+    return "" if record.state is State.COMPLETED else "".join(f", {fact}" for fact in record.ending)
 
 
 def _first_failure(entry: Entry, record: JobRecord) -> FirstFailure | None:
@@ -347,7 +358,7 @@ class _Changes:
     def __init__(
         self, entries: list[Entry], bars: ProgressBars, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._printed_states: dict[str, State] = {}
+        self._printed: dict[str, str] = {}
         self._entries, self._bars, self._clock = entries, bars, clock
         self._pause_s = _BAR_S if bars.are_drawn else PROGRESS_S
         self._next_progress = clock() + self._pause_s
@@ -362,10 +373,9 @@ class _Changes:
     def _show_progress(self) -> None:
         from hpcjobs.run.job_files import own_ids
         from hpcjobs.run.progress import job_progress, job_staging
-        from hpcjobs.scheduler.base import State
 
         ids = [(entry, job_id) for entry in self._entries for job_id in own_ids(entry)]
-        running = [(entry, job_id) for entry, job_id in ids if self._printed_states.get(job_id) is State.RUNNING]
+        running = [(entry, job_id) for entry, job_id in ids if self._printed.get(job_id) == State.RUNNING.value]
         for entry, job_id in running[:_MOST_BARS] if self._bars.are_drawn else running:
             staging, title = job_staging(entry.run_dir, job_id), f"job {job_id} data"
             if staging is not None:
@@ -383,18 +393,18 @@ class _Changes:
                 )
 
     @property
-    def printed(self) -> Mapping[str, State]:
-        """The last state of each job that has a line."""
-        return self._printed_states
+    def printed(self) -> Mapping[str, str]:
+        """The last state of each job that has a line, with its exit code."""
+        return self._printed
 
     def print_states(self, records: list[JobRecord]) -> None:
         """Print a line for each job with a new state."""
         for record in records:
-            if self._printed_states.get(record.job_id) is not record.state:
-                self._printed_states[record.job_id] = record.state
+            if self._printed.get(record.job_id) != (state := _describe_state(record)):
+                self._printed[record.job_id] = state
                 where = f" on {record.node_list}" if record.node_list else ""
                 reason = f" ({record.reason})" if record.reason and not where else ""
-                note(f"job {record.job_id} {record.state.value}{where}{reason}")
+                note(f"job {record.job_id} {record.state.value}{where}{reason}{_describe_ending(record)}")
                 if record.state.ended:
                     self._bars.remove(f"job {record.job_id}")
 

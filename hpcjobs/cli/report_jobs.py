@@ -173,11 +173,9 @@ def _read_moment(option: str, text: str) -> float:
 def _is_without_jobs(site: str | None) -> bool:
     """Whether the site is this machine and no job was ever submitted here; the tables need not be loaded then."""
     from hpcjobs.run import index
-    from hpcjobs.site.library import default_site, load_site
+    from hpcjobs.site.library import site_or_cluster
 
-    return not load_site(site or default_site()).kind.has_accounting and all(
-        entry.kind.has_accounting for entry in index.entries()
-    )
+    return not site_or_cluster(site).kind.has_accounting and all(entry.kind.has_accounting for entry in index.entries())
 
 
 def _print_nothing(by: str | None, *, as_json: bool) -> None:
@@ -191,14 +189,14 @@ def _gather(job_filter: JobFilter, site: str | None) -> AccountingTable:
     """Raises UnknownJobError if jobs were named and none is known."""
     from hpcjobs.errors import UnknownJobError
     from hpcjobs.jobstats.sources import gather
-    from hpcjobs.site.library import default_site
+    from hpcjobs.site.library import site_or_cluster
 
     table = gather(job_filter, site=site)
     _print_doubts(table)
     ids, others = job_filter.job_ids, (job_filter.users, job_filter.account, job_filter.states, job_filter.name)
     if ids and table.jobs.is_empty() and not any(others):
         raise UnknownJobError(
-            f"the accounting of site {site or default_site()} has no job {' '.join(ids)}",
+            f"the accounting of site {site or site_or_cluster(site).name} has no job {' '.join(ids)}",
             hint="it knows a new job some seconds after its start; --site names another site",
         )
     return table
@@ -432,8 +430,8 @@ def _write_table(frame: pl.DataFrame, *, csv: Path | None, parquet: Path | None)
 def _write_page(table: AccountingTable, folder: Path, job_filter: JobFilter, site: str | None) -> None:
     require_packages("polars", "matplotlib")
     from hpcjobs.jobstats import jobs_page
-    from hpcjobs.site.library import default_site
+    from hpcjobs.site.library import site_or_cluster
 
-    jobs_page.write(table, folder, job_filter, site=site or default_site())
+    jobs_page.write(table, folder, job_filter, site=site_or_cluster(site))
     record_output(folder)
     print(f"page {folder / 'index.html'}")

@@ -154,6 +154,8 @@ def _subject(job: str | None, log: Path | None, site: str | None) -> Subject:
         entry = select([job], site=site, foreign=True)[0]
         if not entry.is_foreign:
             return gather_entry(entry, log=log)
+        if entry.name == job:
+            job = entry.job_id
     except UnknownJobError:
         if not re.fullmatch(r"\d+(?:[_+]\d+)?", job):
             raise

@@ -54,7 +54,8 @@ def find_sooner(entry: Entry, start_estimate: float | None, *, runner: Runner = 
     if unchanged.start is None:
         return []
     rows = []
-    for changes in list(_alternatives(job, list(site.partitions)))[:_LARGEST_SEARCH]:
+    partitions = [] if site.chooses_partition else list(site.partitions)
+    for changes in list(_alternatives(job, partitions))[:_LARGEST_SEARCH]:
         try:
             other = with_policies(resolve_again(job, entry, changes))
         except RequestError:
@@ -79,7 +80,9 @@ def find_sooner_foreign(
         options = [*same, *share, f"--partition={partition}", f"--nodes={count}", f"--time={slurm_time(seconds)}"]
         estimate = ask_sbatch([*options, "--wrap=true"], slurm_conf=slurm_conf, runner=runner)
         cost = Cost(count * seconds / 3600)
-        return Placement("-", partition, estimate.refusal is None, count, slurm_time(seconds), estimate.start, cost)
+        # A plugin of the cluster may put the job elsewhere: that is no answer about this partition.
+        start = estimate.start if estimate.partition in (None, partition) else None
+        return Placement("-", partition, estimate.refusal is None, count, slurm_time(seconds), start, cost)
 
     unchanged = ask(own, nodes, int(limit_s))
     if unchanged.start is None:
@@ -104,7 +107,8 @@ def _sooner(rows: list[Placement], start: float) -> list[Placement]:
 
 
 def _alternatives(job: Job, partitions: list[str]) -> Iterator[JobSpec]:
-    """Each partition, with shares of the time limit and half the nodes; the smallest change comes first."""
+    """Each partition (also the job's own, or none), with shares of the time limit and half the nodes; the smallest
+    change comes first."""
     own = job.resources.partition or None
     names = [own, *(name for name in partitions if name != own)]
     sizes = [job.nodes, job.nodes // 2] if job.nodes > 1 and job.max_nodes is None else [job.nodes]
@@ -233,7 +237,8 @@ def _with_maintenance(reason: Reason, env: dict[str, str], runner: Runner) -> Re
 
 
 def _options(row: Placement) -> str:
-    return f"--partition {row.partition} --nodes {row.nodes} --time {row.time}"
+    partition = "" if row.partition is None else f"--partition {row.partition} "
+    return f"{partition}--nodes {row.nodes} --time {row.time}"
 
 
 def _show(job_id: str, env: dict[str, str], runner: Runner) -> dict[str, str]:

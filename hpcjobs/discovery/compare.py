@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from time import monotonic
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from hpcjobs.discovery.facts import ClusterFacts, NodeFacts, PartitionInfo
 from hpcjobs.discovery.partitions import unusable_reason
@@ -307,7 +307,8 @@ class Trial(NamedTuple):
     """One trial job, or the reason for its absence."""
 
     subject: str
-    partition: str
+    partition: str | None
+    """None: a plugin of the cluster chooses it."""
     handle: JobHandle | None
     refusal: str = ""
     gpus: int = 0
@@ -324,15 +325,16 @@ def run_trials(
 ) -> list[SiteFinding]:
     """Run one job in each partition by each launcher of the file, or by the site's default launcher.
 
-    The job asks for a GPU where every node of the partition has some. Partitions of ``without`` get none. Jobs that
-    have not ended after ``timeout_s`` are cancelled, as are all of them where this is interrupted.
+    The job asks for a GPU where every node of the partition has some. Partitions of ``without`` get none. Where a
+    plugin of the cluster chooses the partition, jobs name none: one without GPUs, one with a GPU. Jobs that have not
+    ended after ``timeout_s`` are cancelled, as are all of them where this is interrupted.
     """
     launchers: tuple[str | None, ...] = site.launchers or (None,)
-    tried = [partition for partition in site.partitions if partition not in without]
+    usable = {key: partition for key, partition in site.partitions.items() if key not in without}
     trials: list[Trial] = []
     try:
-        for partition, launcher in product(tried, launchers):
-            trials.append(_start(site, name, partition, launcher, time))
+        for request, launcher in product(_list_requests(site, usable), launchers):
+            trials.append(_start(site, name, request, launcher, time))
         submitted = sum(trial.handle is not None for trial in trials)
         report(f"{format_count(submitted, 'job')} submitted to site {site.name}; waiting")
         return list(dict.fromkeys(_finish(trials, site, deadline=monotonic() + timeout_s)))
@@ -353,15 +355,41 @@ def _cancel(trials: Sequence[Trial], report: Callable[[str], None]) -> None:
         report(f"cancelled the trial jobs {' '.join(outcome.cancelled)}")
 
 
-def _start(site: Site, name: str, partition: str, launcher: str | None, time: str) -> Trial:
-    subject = f"job in {partition} by {launcher or 'the default launcher'}"
-    nodes = site.partitions[partition].min_nodes or 1
-    gpus = int(site.gpu_request != "none" and all(group.gpus for group in site.partitions[partition].groups))
+class _Request(NamedTuple):
+    """What a trial job asks for; ``partition`` None: it names none."""
+
+    partition: str | None
+    nodes: int
+    gpus: int
+
+
+def _list_requests(site: Site, usable: Mapping[str, Partition]) -> list[_Request]:
+    requests = [
+        _Request(
+            name,
+            partition.min_nodes or 1,
+            int(site.gpu_request != "none" and all(group.gpus for group in partition.groups)),
+        )
+        for name, partition in usable.items()
+    ]
+    if not site.chooses_partition:
+        return requests
+    least: dict[int, int] = {}
+    for request in requests:
+        least[request.gpus] = min(request.nodes, least.get(request.gpus, request.nodes))
+    return [_Request(None, nodes, gpus) for gpus, nodes in sorted(least.items())]
+
+
+def _start(site: Site, name: str, request: _Request, launcher: str | None, time: str) -> Trial:
+    partition, gpus = request.partition, request.gpus
+    where = f"in {partition}" if partition is not None else f"with {'a' if gpus else 'no'} GPU and no partition named"
+    subject = f"job {where} by {launcher or 'the default launcher'}"
+    options: dict[str, Any] = {} if partition is None else {"partition": partition}
     spec = Layer("sites check", JobSpec(resources=Resources(gpus_per_node=gpus))) if gpus else None
     try:
         planned = plan(
-            _PROGRAM, site, partition=partition, launcher=launcher, time=time, nodes=nodes, ntasks_per_node=1,
-            name="sites-check", made_by=f"hpcjobs sites check --run {name}", spec=spec,
+            _PROGRAM, site, launcher=launcher, time=time, nodes=request.nodes, ntasks_per_node=1,
+            name="sites-check", made_by=f"hpcjobs sites check --run {name}", spec=spec, **options,
         )  # fmt: skip
         return Trial(subject, partition, submit(planned), gpus=gpus)
     except HpcJobsError as error:
@@ -394,7 +422,9 @@ def _judge(trial: Trial, handle: JobHandle, site: Site) -> Iterator[SiteFinding]
         )
         return
     moved_to = next((record.partition for record in handle.records if record.partition is not None), trial.partition)
-    if moved_to != trial.partition:
+    if trial.partition is None:
+        yield SiteFinding(trial.subject, "ok", f"job {handle.id} ran" + (f" in {moved_to}" if moved_to else ""))
+    elif moved_to != trial.partition:
         text = f"job {handle.id} ran in {moved_to}: the cluster moved it, so {trial.partition} was not tried"
         yield SiteFinding(trial.subject, "note", text)
     else:

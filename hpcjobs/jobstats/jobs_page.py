@@ -13,14 +13,13 @@ import numpy.typing as npt
 import polars as pl
 from matplotlib.figure import Figure
 
-from hpcjobs.errors import ConfigError
 from hpcjobs.jobstats.advice import Advice, JobUsage, advise
 from hpcjobs.jobstats.filters import JobFilter
 from hpcjobs.jobstats.sources import AccountingTable
 from hpcjobs.jobstats.totals import totals
 from hpcjobs.pages import PageTable, Picture, Section, figures, render
 from hpcjobs.pages.save import save_parquet, save_text
-from hpcjobs.site.library import load_site
+from hpcjobs.site.models import Site
 from hpcjobs.site.partition import describe_nodes
 from hpcjobs.units import format_count, format_number, human_duration
 
@@ -67,7 +66,7 @@ def mean_over_intervals(jobs: pl.DataFrame, intervals: Intervals, first: str, la
     return [float(value) for value in np.diff(before) / intervals.length_s]
 
 
-def write(table: AccountingTable, folder: Path, job_filter: JobFilter, *, site: str) -> list[Path]:
+def write(table: AccountingTable, folder: Path, job_filter: JobFilter, *, site: Site) -> list[Path]:
     """Write index.html, jobs.parquet and the pictures (PNG, SVG) to ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     now = time.time()
@@ -84,7 +83,7 @@ def write(table: AccountingTable, folder: Path, job_filter: JobFilter, *, site: 
         *_wastes(jobs),
     ]
     page = render(
-        title=f"Jobs on {site}",
+        title=f"Jobs on {site.name}",
         lead=f"{format_count(len(jobs), 'job')}, {_clock(begin)} to {_clock(end)}",
         facts=_facts(table, job_filter, site, intervals, begin, end),
         warnings=[*table.notes, *(f"{one.rows} doubtful rows: {one.kind}: {one.examples[0]}" for one in table.doubts)],
@@ -100,19 +99,15 @@ def _clock(moment: float) -> str:
 
 
 def _facts(
-    table: AccountingTable, job_filter: JobFilter, site: str, intervals: Intervals, begin: float, end: float
+    table: AccountingTable, job_filter: JobFilter, site: Site, intervals: Intervals, begin: float, end: float
 ) -> dict[str, str | None]:
-    try:
-        partitions = load_site(site).partitions
-    except ConfigError:  # of a site file that is no longer there, its name is all that is known
-        partitions = {}
-    names = sorted(set(table.jobs["partition"].drop_nulls()) & set(partitions))
+    names = sorted(set(table.jobs["partition"].drop_nulls()) & set(site.partitions))
     sources = ", ".join(sorted(set(table.jobs["source"].drop_nulls())))
     return {
         "period": f"{_clock(begin)} to {_clock(end)} {time.strftime('%Z')}",
-        "site": site,
+        "site": site.name,
         "cluster": job_filter.cluster,
-        "partitions": "; ".join(f"{name}: {describe_nodes(partitions[name])}" for name in names),
+        "partitions": "; ".join(f"{name}: {describe_nodes(site.partitions[name])}" for name in names),
         "users": "all that the source shows" if job_filter.users is None else ", ".join(job_filter.users),
         "other filters": ", ".join(
             filter(None, (job_filter.account, job_filter.name, *(job_filter.states or ()), *(job_filter.job_ids or ())))

@@ -31,7 +31,7 @@ from hpcjobs.run.status import parent_id, statuses
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.scheduler.slurm.parse import parse_scontrol
-from hpcjobs.site.library import default_site, load_site
+from hpcjobs.site.library import site_or_cluster
 from hpcjobs.site.models import Site
 from hpcjobs.slurm_commands import question_env, show_job
 from hpcjobs.units import memory_bytes, time_limit_s
@@ -167,7 +167,7 @@ def gather(job_filter: JobFilter, *, site: str | Site | None = None) -> Accounti
     Raises:
         ConfigError: no such site. SchedulerError: no site answers at all.
     """
-    jobs_site = site if isinstance(site, Site) else load_site(site or default_site())
+    jobs_site = site if isinstance(site, Site) else site_or_cluster(site)
     doubts, notes = Doubts(), list[str]()
     if not jobs_site.kind.has_accounting:
         jobs = derive(_query_local(job_filter, jobs_site), jobs_site, source="local")

@@ -17,7 +17,7 @@ from hpcjobs.jobstats.derive import JOB_KEY, MEASURED_J, PUT_BACK, REQUEUE_S, de
 from hpcjobs.jobstats.filters import JobFilter
 from hpcjobs.jobstats.sources import AccountingTable, filter_jobs, gather, open_sacct
 from hpcjobs.jobstats.usage import add_running_usage
-from hpcjobs.site.library import default_site, load_site
+from hpcjobs.site.library import site_or_cluster
 from hpcjobs.site.models import Site
 
 GROUPS: Final = ("user", "account", "partition", "qos", "state", "name", "day", "source", "cluster")
@@ -257,7 +257,7 @@ def sum_by_group(job_filter: JobFilter, *, by: Sequence[str], site: str | Site |
     for name in by:
         if name not in GROUPS:
             raise RequestError(f"--by {name}: no such group", hint=nearest(name, GROUPS))
-    jobs_site = site if isinstance(site, Site) else load_site(site or default_site())
+    jobs_site = site if isinstance(site, Site) else site_or_cluster(site)
     doubts, summing = Doubts(), Summing(by)
     if jobs_site.kind.has_accounting:
         try:

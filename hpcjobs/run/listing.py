@@ -65,6 +65,24 @@ def find_foreign(job_ids: Collection[str], known: Collection[Entry] = (), *, sit
     return make_entries(records, where)
 
 
+def find_foreign_by_name(names: Collection[str], known: Iterable[Entry], *, site: str | None = None) -> list[Entry]:
+    """My jobs of these names that are none of ``known``: queued, running, or ended within `FORGOTTEN_S`.
+
+    Raises:
+        SchedulerError: the scheduler does not answer.
+    """
+    where = site_asked(site)
+    kind, conf = scheduler_of(where)
+    if not find_kind(kind).takes_sbatch_options or not names:
+        return []
+    scheduler = connect(kind, conf)
+    records = [record for record in scheduler.queue() if record.name in names]
+    if missing := {*names} - {record.name for record in records}:
+        ended = scheduler.history(user_name(), since=time.time() - FORGOTTEN_S)
+        records += [record for record in ended if record.name in missing]
+    return make_entries(without_known(records, known), where)
+
+
 def find_ended(known: Iterable[Entry], *, since: float, site: str | None = None) -> list[JobRecord]:
     """My jobs that ended after ``since`` (seconds since 1970) and are none of ``known``: one sacct.
 

@@ -36,6 +36,7 @@ def select(names: Sequence[str], *, site: str | None = None, foreign: bool = Fal
     folder · a name (the newest job of that name). ``site``, a name or the path of a site file, restricts the search.
     With ``foreign``, an id may also name a job submitted by other means: the scheduler is asked. Such a
     job in the queue counts before an earlier one that hpcjobs submitted: a cluster that lost its state gives ids again.
+    So may a name that no job of hpcjobs here has.
 
     Raises:
         UnknownJobError: a name stands for no job. RequestError: an id that two sites have given out.
@@ -45,6 +46,8 @@ def select(names: Sequence[str], *, site: str | None = None, foreign: bool = Fal
     of_site = f" of site {site}" if site is not None else ""
     if foreign and (ids := _ids_of_slurm(names)):
         known = _with_foreign(ids, known, site)
+    if foreign and (others := {name for name in names if _is_name(name)} - {e.name for e in known if is_reachable(e)}):
+        known = _with_foreign_names(others, known, site)
     selected = [entry for name in names for entry in _one(name, known, of_site)]
     return list({(entry.run_dir, entry.job_id, entry.task): entry for entry in selected}.values())
 
@@ -102,6 +105,27 @@ def _with_foreign(job_ids: set[str], known: list[Entry], site: str | None) -> li
         ) from error
 
 
+def _is_name(text: str) -> bool:
+    """Whether it can only be a job's name: no id, no range, no run folder."""
+    return not (_ID.match(text) or _RANGE.match(text) or "/" in text or os.path.isfile(os.path.join(text, SUBMITTED)))
+
+
+def _with_foreign_names(names: set[str], known: list[Entry], site: str | None) -> list[Entry]:
+    """``known`` and this user's jobs with ``names`` in the scheduler."""
+    from hpcjobs.run.listing import find_foreign_by_name
+
+    try:
+        return [*known, *find_foreign_by_name(names, known, site=site)]
+    except CommandMissingError:  # a workstation
+        return known
+    except SchedulerError as error:
+        raise UnknownJobError(
+            f"no job named {', '.join(map(repr, sorted(names)))} was submitted with hpcjobs, and Slurm cannot be asked"
+            f" about others: {error.message}",
+            hint=error.hint,
+        ) from error
+
+
 def entries_of(site: str | None) -> list[Entry]:
     """Recorded jobs, oldest first: all of them, or the jobs of ``site``. The site file may be gone.
 
@@ -127,7 +151,7 @@ def _one(name: str, known: list[Entry], of_site: str) -> list[Entry]:
         return [_by_id(f"{match[1]}{match[2]}", match[3], known, of_site)]
     if match := _RANGE.match(name):
         return _by_range(name, match[1], int(match[2]), int(match[3]), known, of_site)
-    if "/" in name or os.path.isfile(os.path.join(name, SUBMITTED)):
+    if not _is_name(name):
         return [_by_folder(Path(name))]
     named = _here_first([entry for entry in known if entry.name == name])
     if not named:

@@ -82,6 +82,8 @@ class Estimate(msgspec.Struct, frozen=True):
     refusal: str | None = None
     messages: tuple[str, ...] = ()
     """Messages of the site's plugin about the job."""
+    partition: str | None = None
+    """The partition that it would start in; None: not known."""
 
 
 class JobQueue(Protocol):

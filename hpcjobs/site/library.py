@@ -52,6 +52,19 @@ def default_site() -> str:
     )
 
 
+def site_or_cluster(name: str | None) -> Site:
+    """The site ``name`` [the default site]; on a machine of an unknown site its cluster, of which the name is known.
+
+    For verbs that read what the scheduler knows: such a site has neither partitions nor prices, and submits nothing.
+
+    Raises:
+        ConfigError: no such site.
+    """
+    if (known := name or find_default_site()) is not None:
+        return load_site(known)
+    return Site(name=cluster_name(os.environ.get("SLURM_CONF")) or "-")
+
+
 def find_default_site() -> str | None:
     """Return HPCJOBS_SITE, or the project file's site, or the user's configured site, or ``local`` or a Slurm site.
 
@@ -153,6 +166,8 @@ def _convert(files: tuple[YamlFile, ...]) -> Site:
     site = convert_tree(merge_trees(files), Site, files)
     if site.name not in ("", path.stem):
         raise ConfigError(f"{path}: name {site.name!r}: the name of the file is the site's name; remove this key")
+    if site.scheduler == "slurm" and not site.partitions:
+        raise ConfigError(f"{path}:1: a slurm site needs at least one partition")
     if own := [f"{file.path}: {key}" for file in files for key in OF_THE_LOADER[1:] if key in file.tree]:
         raise ConfigError(f"{own[0]}: hpcjobs sets this key itself; remove it")
     return msgspec.structs.replace(

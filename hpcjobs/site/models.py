@@ -435,8 +435,6 @@ class Site(Frozen, frozen=True):
     """Location and type of the rented cluster: only `hpcjobs.cloud` reads it, so submissions load no types of it."""
 
     def __post_init__(self) -> None:
-        if self.scheduler == "slurm" and not self.partitions:
-            raise ValueError("a slurm site needs at least one partition")
         if sum(p.default for p in self.partitions.values()) > 1:
             raise ValueError("only one partition can have default: true")
         for name in self.partitions:

@@ -17,6 +17,7 @@ from hpcjobs.site.resources import is_option_where
 from hpcjobs.slurm_commands import check_submission, cluster_env, count_nodes_by_state, question_env, show_partitions
 
 _EXPECTED_START = re.compile(r"\bstart(?:s|ing)?(?: ?time)?(?:[:=]| at| is)\s*(\S+?)[,.;]?(?:\s|$)", re.IGNORECASE)
+_EXPECTED_PARTITION = re.compile(r"\bto start at .* in partition (\S+)")
 _PREFIX = re.compile(r"^(?:sbatch: )?(?:error: )?(?:allocation failure: )?")
 
 
@@ -45,7 +46,9 @@ def ask_sbatch(
     if answer.code == 0:
         lines = [line.removeprefix("sbatch: ").strip() for line in answer.err.splitlines()]
         messages = tuple(line for line in lines if line and parse_start(line) is None and not line.startswith("Job "))
-        return Estimate(parse_start(f"{answer.err}\n{answer.out}"), messages=messages)
+        text = f"{answer.err}\n{answer.out}"
+        partition = _EXPECTED_PARTITION.search(text)
+        return Estimate(parse_start(text), messages=messages, partition=partition[1] if partition else None)
     lines = [line for line in (answer.err or answer.out).splitlines() if line.strip()]
     # A plugin of the site (job_submit) prints its reason before sbatch's own line.
     texts = dict.fromkeys(text for line in lines if (text := _PREFIX.sub("", line.strip())))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import getpass
 import json
 import os
 import pty
@@ -403,6 +404,13 @@ def test_a_verb_that_only_slurm_has_names_what_a_job_of_this_machine_has(
     assert hint in refused.err
 
 
+def test_an_end_is_printed_once_with_its_exit_code(cluster: Path) -> None:
+    ok("submit", "true")
+    ended(cluster, 3)
+    waited = within("wait", "42").err
+    assert waited.count("FAILED") == waited.count("exit code 3") == 1, waited
+
+
 def test_cancel_tells_which_jobs_had_ended_before(cluster: Path) -> None:
     ok("submit", "true")
     assert ok("cancel", "42").out == "cancelled 42\n"
@@ -436,6 +444,27 @@ def test_a_report_without_accounting_has_the_user_and_the_jobs_of_hidden_partiti
     report = ok("report", "jobs", "-a").out
     assert "77" in report
     assert "eve" in report
+
+
+def test_a_report_on_a_cluster_without_a_site_file_is_of_the_cluster_that_is_here(
+    cluster: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HPCJOBS_SITE")
+    (here / "site_configs" / "mine.yaml").unlink()
+    answer(cluster, "sacct", "echo Slurm accounting storage is disabled >&2; exit 1")
+    answer(cluster, "squeue", ":")
+    record = (
+        f"JobId=77 JobName=plain UserId={getpass.getuser()}(1) JobState=RUNNING RunTime=00:01:00 StartTime=$(date +%s)"
+    )
+    shows = f'*"show job"*) echo "{record} SubmitTime=$(date +%s)" ;; *"show config"*) echo "ClusterName = deep" ;;'
+    answer(cluster, "scontrol", f'case "$*" in {shows} esac')
+    assert "no site is named" in within("submit", "true").err, "this is a login node of an unknown site"
+    assert "77" in ok("report", "jobs").out
+    assert ok("report", "jobs", "--json").json[0]["site"] == "deep"
+    assert ok("report", "jobs", "--by", "user", "--json").json[0]["jobs"] == 1
+    ok("report", "jobs", "--page", "page")
+    assert "Jobs on deep" in (here / "page" / "index.html").read_text()
+    assert "the accounting of site deep has no job 78" in within("report", "jobs", "78").err
 
 
 def test_a_job_that_completed_while_slurmctld_was_away_met_no_time_limit_whatever_the_accounting_has(

@@ -144,3 +144,18 @@ def test_a_job_that_reaches_into_a_maintenance_is_told_its_begin_and_a_time_limi
     answer = explain_pending(pending("ReqNodeNotAvail, Reserved for maintenance"), runner=Slurm(scontrol=shown))
     assert "upgrade" in answer.text
     assert answer.fix[0].startswith("scontrol update JobId=20 TimeLimit=01:5")
+
+
+def test_a_partition_in_which_a_plugin_would_not_leave_the_job_is_not_suggested() -> None:
+    shown = "JobId=20 Priority=100 NumNodes=1 TimeLimit=00:01:00 Partition=gpu JobState=PENDING\n"
+
+    def answer(argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
+        if argv[0] == "sbatch":
+            named = next(option.partition("=")[2] for option in argv if option.startswith("--partition="))
+            start, partition = {"gpu": (1200, "gpu"), "debug": (600, "other"), "fast": (600, "fast")}[named]
+            text = f"sbatch: Job 30 to start at {start} using 1 processors on nodes n1 in partition {partition}\n"
+            return Result(0, "", text)
+        return Result(0, {"scontrol": shown, "sinfo": "gpu\ndebug\nfast\n", "squeue": ""}[argv[0]], "")
+
+    explained = explain_pending(pending("Priority"), runner=answer)
+    assert {row.partition for row in explained.sooner} == {"fast"}

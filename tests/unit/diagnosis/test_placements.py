@@ -69,3 +69,21 @@ def test_where_a_plugin_chooses_the_partition_none_is_named(cluster: Path, here:
     answer(cluster, "sbatch", f'case "$*" in *--partition*) {named} ;; *) {start} ;; esac')
     (row,) = ok("where", "--site", "./site.yaml", "--json", "true").json
     assert (row["partition"], row["is_valid"]) == (None, True)
+
+
+def test_an_earlier_start_is_looked_for_without_a_partition_where_a_plugin_chooses_it(
+    cluster: Path, here: Path
+) -> None:
+    (here / "site.yaml").write_text((here / "site.yaml").read_text() + "chooses_partition: true\n")
+    named = "echo 'error: do not name a partition' >&2; exit 1"
+    start = f"echo 'sbatch: Job 7 to start at {int(time.time()) + TOMORROW} using 2 processors on nodes n1' >&2"
+    short = start.replace(str(int(time.time()) + TOMORROW), str(int(time.time()) + 60))
+    estimates = f"*--partition*) {named} ;; *--time=00:15:00*) {short} ;; *--test-only*) {start} ;;"
+    answer(cluster, "sbatch", f'case "$*" in {estimates} *) echo 7 ;; esac')
+    run_dir = ok("submit", "--site", "./site.yaml", "-t", "1h", "--json", "true").json["run_dir"]
+    row = ["7", "true", "PENDING", "Priority", "main", "", "1", str(int(time.time())), "N/A", "0:00", "1:00:00"]
+    answer(cluster, "squeue", "printf '" + "\\037".join([*row, f"{run_dir}/job.sh"]) + "\\n'")
+    answer(cluster, "sacct", ":")
+    explained = ok("why", "7", "--json").json
+    assert [(row["partition"], row["time"]) for row in explained["sooner"]] == [(None, "00:15:00")]
+    assert "hpcjobs cancel 7 && hpcjobs rerun 7 --nodes 1 --time 00:15:00" in explained["fix"]

@@ -191,3 +191,20 @@ def test_a_trial_job_that_the_cluster_moved_to_another_partition_says_nothing_of
     assert verdict == "note"
     assert text.endswith("ran in long: the cluster moved it, so short was not tried")
     assert findings["job in long by the default launcher"][0] == "ok"
+
+
+@pytest.mark.parametrize(("cluster", "gpu"), [("gpus", "a"), ("cpu", "no")])
+def test_a_trial_job_names_no_partition_where_a_plugin_of_the_cluster_chooses_it(
+    cluster: str, gpu: str, commands: Path
+) -> None:
+    written(cluster, commands, node_local=[], chooses_partition=True)
+    answer(commands, "sbatch", f"echo $((40 + $(wc -l <{commands}/sbatch.asked)))")
+    answer(commands, "squeue", ":")
+    ended = "None\\037chosen\\037tu01\\0371\\037'$(date +%s)'\\037'$(date +%s)'\\037'$(date +%s)'\\0371\\0370:0"
+    answer(commands, "sacct", _ROWS.format(state="COMPLETED", middle=ended, script="", folder=commands))
+    done = hpcjobs("sites", "check", "mine", "--run", "--json")
+    trials = {f["subject"]: f["text"] for f in done.json["findings"] if f["subject"].startswith("job ")}
+    subject = f"job with {gpu} GPU and no partition named by the default launcher"
+    assert trials == {subject: "job 41 ran in chosen"}
+    (line,) = (commands / "sbatch.asked").read_text().splitlines()
+    assert "--partition" not in line + Path(line.split()[-1]).read_text()

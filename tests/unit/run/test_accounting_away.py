@@ -130,3 +130,39 @@ def test_why_takes_no_facts_of_another_job_that_was_given_the_same_id(here: Path
 
 def _of(entry: Entry, shown: str) -> str:
     return shown.replace("/elsewhere/o.sh", f"{entry.run_dir}/job.sh").replace("eve(7)", "me(7)")
+
+
+def test_a_name_of_a_job_that_sbatch_submitted_names_it_in_every_verb_without_accounting(
+    here: Path, slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = [
+        "7",
+        "plain",
+        "FAILED",
+        "NonZeroExitCode",
+        "main",
+        "n1",
+        "1",
+        str(NOW - 60),
+        str(NOW - 50),
+        "0:10",
+        "1:00:00",
+    ]
+    all_states = "printf '" + "\\037".join([*row, str(here / "plain.sh")]) + "\\n'"
+    answer(slurm, "squeue", f'case "$*" in *--states=all*) {all_states} ;; esac')
+    answer(slurm, "sacct", NONE)
+    (here / "out.txt").write_text("ValueError: no such batch\n")
+    record = (
+        f"JobId=7 JobName=plain UserId={user_name()}({os.getuid()}) JobState=FAILED ExitCode=3:0 RunTime=00:00:10"
+        f" SubmitTime={NOW - 60} StartTime={NOW - 50} EndTime={NOW - 40} StdOut={here}/out.txt StdErr={here}/out.txt"
+    )
+    answer(slurm, "scontrol", f'case "$*" in *"show job"*) echo "{record}" ;; esac')
+    (here / "site_configs").mkdir()
+    (here / "site_configs" / "mine.yaml").write_text("partitions: {main: {nodes: 1, node: {cpus: 4}}}\n")
+    monkeypatch.setenv("HPCJOBS_SITE", "mine")
+    assert "job 7  plain" in ok("show", "plain").out
+    assert ok("logs", "plain").out == "ValueError: no such batch\n"
+    assert within("wait", "plain").code == 3
+    assert ok("why", "plain").out.startswith("job 7  plain: FAILED\n")
+    assert "had ended before: FAILED" in within("cancel", "plain").out
+    assert "no job named 'plian'" in within("show", "plian").err
