@@ -12,6 +12,8 @@ import os
 import sys
 import traceback
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from io import TextIOWrapper
 from typing import Annotated, Any, TextIO
@@ -20,6 +22,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_command_from_info
 
+from hpcjobs.cli import json_state
 from hpcjobs.cli.arguments import check_values, refuse_options_as_values
 from hpcjobs.cli.completion import complete_sites
 from hpcjobs.cli.terminal import printable_streams, raw
@@ -101,6 +104,17 @@ _OTHER_NAMES = {
 """Verbs of Slurm and of other tools -> ours, also if the spelling is unlike."""
 
 
+@contextmanager
+def _noted_usage_error() -> Iterator[None]:
+    """Keep the message of a usage error, which Typer prints, for the output of ``--json``."""
+    try:
+        yield
+    except Exception as error:
+        if (message := getattr(error, "format_message", None)) is not None:
+            json_state.state.usage_error = message()
+        raise
+
+
 class _LazyGroup(TyperGroup):
     """The verbs of `VERBS`, each imported when it is needed."""
 
@@ -128,6 +142,14 @@ class _LazyGroup(TyperGroup):
         if not ctx.resilient_parsing:
             check_values(ctx, args)
         return super().parse_args(ctx, args)
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with _noted_usage_error():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _noted_usage_error():
+            return super().invoke(ctx)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         widest = max(map(len, VERBS))
@@ -239,6 +261,7 @@ def _main() -> None:
         prepare()
     warnings.showwarning = _print_warning
     output = raw(sys.stdout)  # Typer replaces the stream once the reader is gone
+    json_state.begin()
     try:
         try:
             app(prog_name="hpcjobs")
@@ -247,27 +270,36 @@ def _main() -> None:
     except BrokenPipeError:  # the reader (head, less) has seen enough
         _drop(output)
         sys.exit(0)
+    except SystemExit as end:
+        if json_state.state.usage_error is None:
+            raise
+        json_state.note_request("--json" in sys.argv)
+        json_state.fail(json_state.state.usage_error, exit_code=int(end.code or 0))
     except HpcJobsError as error:
         from hpcjobs.cli.unforeseen import debugging
 
         if debugging():
             traceback.print_exception(error)
         print(f"hpcjobs: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        maybe_taken = getattr(error, "maybe_taken", False)
+        json_state.fail(error.message, exit_code=error.exit_code, hint=error.hint, maybe_taken=maybe_taken)
     except KeyboardInterrupt:
-        sys.exit(130)
+        json_state.fail("interrupted", exit_code=130)
     except Exception as error:
         from hpcjobs.cli.unforeseen import current_folder_is_gone, debugging, explain, refused_file
 
+        message: object = None
         if current_folder_is_gone():
-            print("hpcjobs: the current folder does not exist any more: change to another one", file=sys.stderr)
-            sys.exit(HpcJobsError.exit_code)
-        if (refused := refused_file(error)) is not None:
-            if debugging():
-                traceback.print_exception(error)
-            print(f"hpcjobs: {refused}", file=sys.stderr)
-            sys.exit(HpcJobsError.exit_code)
-        print(f"hpcjobs: {explain(error)}", file=sys.stderr)
+            message = "the current folder does not exist any more: change to another one"
+        elif (message := refused_file(error)) is not None and debugging():
+            traceback.print_exception(error)
+        if message is not None:
+            print(f"hpcjobs: {message}", file=sys.stderr)
+            json_state.fail(str(message), exit_code=HpcJobsError.exit_code)
+        explained = explain(error)
+        print(f"hpcjobs: {explained}", file=sys.stderr)
+        if not isinstance(error, OSError):
+            json_state.fail(explained, exit_code=UNFORESEEN)
         _drop(output)
         sys.exit(UNFORESEEN)
 

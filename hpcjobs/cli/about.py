@@ -31,26 +31,24 @@ def doctor(
     raise typer.Exit(int(is_wrong))
 
 
-READING = frozenset(
-    [
-        "where",
-        "ps",
-        "top",
-        "logs",
-        "show",
-        "wait",
-        "why",
-        "diff",
-        "report",
-        "monitor",
-        "sites",
-        "completion",
-        "doctor",
-        "skill",
-        "help",
-    ]
-)
-"""Verbs that neither submit nor change a job (``sites init``, ``sites trust`` and ``doctor --run`` aside)."""
+CHANGES = {
+    **dict.fromkeys(("submit", "rerun", "sweep", "scale", "alloc", "jupyter", "fabric", "drill"), "submits jobs"),
+    **dict.fromkeys(("cancel", "hold", "release", "requeue", "update"), "changes jobs"),
+    **dict.fromkeys(("shell", "exec"), "runs a program in a job"),
+    "prune": "removes run folders, with --remove",
+    "cloud": "rents machines: up, down",
+    "container": "builds images: build",
+    "sandbox": "starts and stops a Slurm of its own: up, down",
+    "init": "writes hpcjobs.yaml",
+    "sites": "writes a site file: init, trust",
+    "nodes": "changes the list of bad nodes",
+    "archive": "writes a file",
+    "fetch": "writes a copy of a run folder",
+    "doctor": "submits one job, with --run",
+}
+"""Verbs that do more than read, and what."""
+REFUSED_READ_ONLY = frozenset(verb for verb, change in CHANGES.items() if "job" in change or verb in ("prune", "cloud"))
+"""Verbs whose changes are refused in a read-only environment."""
 _TEXT = """\
 ---
 name: hpcjobs
@@ -59,25 +57,48 @@ description: Submit, follow and explain jobs of Slurm clusters and of this machi
 
 # hpcjobs {version}
 
-- Set limits first: `export HPCJOBS_BUDGET=jobs=5,gpu_hours=10`, or `export HPCJOBS_READ_ONLY=1` to change nothing.
-- Before you submit: `submit --dry-run --json` gives the script, `submit --explain --json` the source of each value.
-- Submit with `hpcjobs submit --json [OPTIONS] PROGRAM [ARGS]`: options come first. Keep the `job_id` of the answer.
-- Wait with `hpcjobs wait --json JOB`: the exit code is the job's. Do not poll `ps` in a loop.
-- After a failure read `hpcjobs why --json JOB` before you submit again.
-- Standard output has only the JSON; notes are on standard error. `hpcjobs skill --schema 'ps'` prints a JSON Schema.
+## Rules
+
+- Set limits first: `export HPCJOBS_BUDGET=jobs=5,gpu_hours=10` (also `node_hours`, `cpu_hours`), or `export
+  HPCJOBS_READ_ONLY=1` to change nothing. Do not unset or change them.
+- A budget counts the most that a job may use: nodes x GPUs x time limit x array tasks x attempts. So name a time
+  limit (`-t 10m`), and bound `--retries` (`--retries timeout=2,preempt=2,node=1,error=0`, not `on`). What is over
+  the budget is refused, exit code 5.
+- Before you submit: `submit --dry-run --json` gives the script, `submit --explain --json` the source of each
+  value, `where --json PROGRAM` the partitions that fit.
+- Submit with `hpcjobs submit --json [OPTIONS] PROGRAM [ARGS]`: options come first, all words behind PROGRAM are
+  the program's. Keep the `job_id` of the answer. `--site NAME` chooses the cluster, `--site local` this machine;
+  `sites --json` lists them.
+- Wait with `hpcjobs wait --json JOB`: the exit code is the job's. Do not poll `ps` in a loop. `wait --timeout 10m`
+  ends earlier, with exit code 3.
+- `logs --json JOB` has the output, `show --json JOB` the settings and results, `ps -a --json` the jobs that have
+  ended too.
+- After a failure read `hpcjobs why --json JOB` before you submit again: `cause`, `line`, and `fix`, the advice.
+- A job without an answer (exit code 8, `maybe_taken`) may run: look with `ps --json` before you submit it again.
+- Exit code 143 of a job: it was cancelled, or its time limit was over. `show --json JOB` has the state.
+- Of a sweep wait for each id of `arrays`, which `sweep run --json` prints. A cell that is to be compared writes its
+  figures as JSON to `$HPCJOBS_RUN_DIR/summary.json`; its parameter `lr` is `--lr=VALUE` behind the program, and
+  `$HPCJOBS_PARAM_LR`. `sweep results NAME --min loss` prints the best cell.
+- `hold`, `release`, `requeue` and `update` are for jobs of Slurm. On this machine use `cancel` and `rerun`.
 - `hpcjobs VERB --help` has every option. Ids of this machine begin with L, those of Slurm are numbers.
 
-## Verbs
-
-| verb | changes jobs | what it does |
-|---|---|---|
-{verbs}
 ## JSON
 
+Standard output of `--json` is one document; notes are on standard error. A failing command prints
+`{{"error": {{"exit_code": 5, "message": "...", "hint": "...", "maybe_taken": false}}}}` instead.
+`hpcjobs skill --schema 'ps'` prints the JSON Schema of an output, `--schema error` that of an error.
 `--json` is an option of:
 
 {outputs}
+## Verbs
+
+| verb | does more than read | refused by HPCJOBS_READ_ONLY | what it does |
+|---|---|---|---|
+{verbs}
 ## Exit codes
+
+`wait` and `submit --wait` end with the exit code of the job; it may be any number.
+Standard output then has the job's record and no `error`.
 
 | code | meaning |
 |---|---|
@@ -91,7 +112,10 @@ def skill_text() -> str:
     from hpcjobs.cli.json_output import OUTPUTS
     from hpcjobs.errors import list_exit_codes
 
-    rows = (f"| `{verb}` | {'no' if verb in READING else 'yes'} | {text} |\n" for verb, (_, text) in VERBS.items())
+    rows = (
+        f"| `{verb}` | {CHANGES.get(verb, '-')} | {'yes' if verb in REFUSED_READ_ONLY else '-'} | {text} |\n"
+        for verb, (_, text) in VERBS.items()
+    )
     codes = (f"| {code} | {text} |\n" for code, text in list_exit_codes().items())
     outputs = (f"- `{verb}`\n" for verb in OUTPUTS)
     return _TEXT.format(version=__version__, verbs="".join(rows), outputs="".join(outputs), codes="".join(codes))
@@ -109,10 +133,10 @@ def skill(
         return
     import json
 
-    from hpcjobs.cli.json_output import OUTPUTS
+    from hpcjobs.cli.json_output import ERROR, OUTPUTS
     from hpcjobs.cli.json_output import schema as schema_of
     from hpcjobs.errors import nearest
 
-    if schema not in OUTPUTS:
-        raise CommandLineError(f"no JSON of {schema!r}; {nearest(schema, OUTPUTS)}")
+    if schema not in (known := (*OUTPUTS, ERROR)):
+        raise CommandLineError(f"no JSON of {schema!r}; {nearest(schema, known)}")
     print(json.dumps(schema_of(schema), indent=2))

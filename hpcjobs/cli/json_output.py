@@ -333,10 +333,26 @@ OUTPUTS: Mapping[str, Callable[[], Any]] = {
 """Verb, with the option that changes its output -> the type of its output."""
 
 
+ERROR = "error"
+"""In place of a verb: the document that a failing command prints."""
+
+
 @cache
 def output_type(verb: str) -> Any:
     """Return the type of the output of ``hpcjobs VERB --json``."""
-    return OUTPUTS[verb]()
+    return _error_type() if verb == ERROR else OUTPUTS[verb]()
+
+
+def _error_type() -> Any:
+    error = make_type(
+        "CommandError",
+        "Why a command failed. ``maybe_taken``: the scheduler may have accepted the job, although it did not answer.",
+        exit_code=int,
+        message=str,
+        hint=str | None,
+        maybe_taken=bool,
+    )
+    return make_type("Failed", "Printed by a command that fails before it has printed its output.", error=error)
 
 
 def schema(verb: str) -> dict[str, Any]:

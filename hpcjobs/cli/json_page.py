@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcjobs.cli.json_output import OUTPUTS, schema
+from hpcjobs.cli.json_output import ERROR, OUTPUTS, schema
 
 _INTRODUCTION = """\
 # What `--json` prints
@@ -16,6 +16,9 @@ these types. Times are ISO 8601 in UTC, durations are seconds (`_s`), sizes are 
 known". The id of a job is always `job_id`, its run folder `run_dir`, its site `site`. Fields may be added; no field
 changes its meaning. Standard output has only the JSON: notes and warnings go to standard error, and the exit code is
 that of the command. `wait --timeout` prints the records also if the time is over.
+
+A command that fails prints [Failed](#failed) instead, an object whose only key is `error`: standard output is one JSON
+document in any case. A failed job is no error of `wait`: it prints the records and ends with the job's exit code.
 """
 _SITE = ("Job", "Resources", "Site", "Partition")
 """Values that other pages explain: job requests and site files."""
@@ -25,7 +28,7 @@ def page() -> str:
     """The text of the page."""
     schemas = {verb: schema(verb) for verb in OUTPUTS}
     values: dict[str, Any] = {}
-    for one in schemas.values():
+    for one in (*schemas.values(), schema(ERROR)):
         values |= one.get("$defs", {})
     rows = "".join(f"| {_command(verb)} | {_type(one)} |\n" for verb, one in schemas.items())
     sections = "".join(_section(name, values[name]) for name in sorted(values) if "enum" not in values[name])

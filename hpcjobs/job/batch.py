@@ -351,7 +351,8 @@ def check_batch(spec: JobSpec, sources: Mapping[str, str], site: Site) -> None:
     if not site.kind.takes_sbatch_options:
         raise RequestError(
             f"batch script: site {site.name} ({site.path}) has no Slurm to run it",
-            hint="--site names a cluster; --launcher spawn runs the script here, as any program",
+            hint=f"--site names a cluster; `hpcjobs submit --site {site.name} bash SCRIPT` runs the script here,"
+            " without its #SBATCH lines",
         )
     for field in _NOT_WITH_SCRIPT:
         if getattr(spec, field):

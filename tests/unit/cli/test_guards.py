@@ -137,8 +137,9 @@ def test_forty_submissions_at_once_stay_within_the_budget(tmp_path: Path) -> Non
         submit = ("submit", "--site", "local", "-t", "1", "true")
         answers = [*pool.map(lambda _: hpcjobs(*submit, cwd=tmp_path, env=env), range(40))]
     assert sorted(answer.code for answer in answers) == [0] * 7 + [5] * 33
-    assert len(hpcjobs("ps", "-a", "--json", cwd=tmp_path, env=env).json) == 7
-    hpcjobs("wait", "--all", cwd=tmp_path, env=env)
+    jobs = [row["record"]["job_id"] for row in hpcjobs("ps", "-a", "--json", cwd=tmp_path, env=env).json]
+    assert len(jobs) == 7
+    assert hpcjobs("wait", *jobs, cwd=tmp_path, env=env).code == 0
 
 
 def test_settings_that_use_no_more_hours_are_changed_within_a_budget(

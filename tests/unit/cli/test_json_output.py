@@ -11,7 +11,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 import typer
-from commandline import ok, within
+from commandline import Answer, ok, within
 from sample_cluster import SampleCluster
 from test_golden_output import verbs
 from verb_cases import bad_node, drill, fabric, image, no_wheel, samples, sandbox_up, session, study, sweep
@@ -98,6 +98,62 @@ def test_what_a_verb_prints_is_valid_by_its_schema(
     answer = within(*line.split())
     checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
     jsonschema.validate(answer.json, schema(verb), jsonschema.Draft202012Validator, format_checker=checker)
+
+
+def assert_is_error(answer: Answer, code: int) -> None:
+    assert answer.code == code, answer
+    jsonschema.validate(answer.json, schema("error"), jsonschema.Draft202012Validator)
+    assert answer.json["error"]["exit_code"] == code
+    assert answer.json["error"]["message"].splitlines()[0] in answer.err
+
+
+@pytest.mark.parametrize("verb", CASES)
+def test_an_error_of_usage_is_one_json_document(verb: str, cluster: SampleCluster) -> None:
+    arguments = CASES[verb][0].split()
+    at = arguments.index("--json")
+    assert_is_error(within(*arguments[:at], "--no-such-option", *arguments[at:]), 2)
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("submit --json nothing.py", 5),
+        ("submit --dry-run --json -N 99 train.py", 5),
+        ("submit --json --site nowhere train.py", 4),
+        ("ps --json --site nowhere", 4),
+        ("show --json 9999", 6),
+        ("logs --json 9999", 6),
+        ("why --json 9999", 6),
+        ("diff --json 41 9999", 6),
+        ("where --json --site nowhere train.py", 4),
+        ("rerun --json 9999", 6),
+        ("wait --json 9999", 6),
+        ("cancel --json 9999", 6),
+        ("hold --json 41", 5),
+        ("release --json 9999", 6),
+        ("requeue --json 9999", 6),
+        ("update --json 45 colour=red", 5),
+        ("prune --json --older-than soon", 5),
+        ("archive --json 9999", 6),
+        ("sweep run --json --set lr=1,2 nothing.py", 5),
+        ("sweep status --json nothing", 6),
+        ("sweep results --json nothing", 6),
+        ("sweep cancel --json nothing", 6),
+        ("scale --json -N 1,99 --name speed train.py", 5),
+        ("jupyter stop --json 9999", 6),
+        ("report scaling --json nothing", 4),
+        ("sites show --json nowhere", 4),
+        ("sites check --json nowhere", 4),
+        ("container check --json nothing.sif", 5),
+        ("cloud check --json --site mine", 4),
+    ],
+)
+def test_an_error_is_one_json_document_with_message_and_exit_code(line: str, code: int, cluster: SampleCluster) -> None:
+    assert_is_error(within(*line.split()), code)
+
+
+def test_json_of_the_program_is_no_json_of_hpcjobs(cluster: SampleCluster) -> None:
+    assert within("submit", "--site", "nowhere", "train.py", "--json").out == ""
 
 
 def test_every_output_has_a_case_and_every_verb_with_json_an_output() -> None:
