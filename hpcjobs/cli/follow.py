@@ -253,6 +253,22 @@ def _describe_ending(record: JobRecord) -> str:
     return "" if record.state is State.COMPLETED else "".join(f", {fact}" for fact in record.ending)
 
 
+def print_figures(jobs: Iterable[Known]) -> None:
+    """Print the figures of merit that were read from the logs of ended jobs, and what could not be read."""
+    from hpcjobs.run.figures import has_reader, read_figures, read_problems
+    from hpcjobs.run.folder import output_dir
+    from hpcjobs.run.progress import FigureRow
+
+    ended = [(job.entry, record) for job in jobs for record in job.records if record.state is not State.UNKNOWN]
+    for entry, record in ended[:_MOST_FAILURES]:
+        folder = output_dir(Path(entry.run_dir), record.job_id)
+        if not has_reader(folder):
+            continue
+        figures = [str(FigureRow(name, one.value, one.unit)) for name, one in read_figures(folder).items()]
+        for line in [*([", ".join(figures)] if figures else []), *read_problems(folder)]:
+            note(f"job {record.job_id}: {line}")
+
+
 def _first_failure(entry: Entry, record: JobRecord) -> FirstFailure | None:
     """Return the recorded first failure; None if the ranks ended because the job was cancelled."""
     state = read_state(entry, record.job_id)
@@ -337,6 +353,7 @@ def wait_for(entries: list[Entry], *, timeout_s: float | None = None, as_json: b
     if as_json:
         print_output("wait", records)
     print_failures(known, printed=changes.printed)
+    print_figures(known)
     return exit_code(known)
 
 

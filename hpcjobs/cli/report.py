@@ -178,7 +178,9 @@ def load(
 @app.command()
 def sweep(
     name: Annotated[str, typer.Argument(help="Name or folder of the sweep.", autocompletion=complete_sweeps)],
-    least: Annotated[str | None, opt("--min", help="Metric to compare by; the smallest is best [loss].")] = None,
+    least: Annotated[
+        str | None, opt("--min", help="Metric to compare by; the smallest is best [the figure of merit, or loss].")
+    ] = None,
     most: Annotated[str | None, opt("--max", help="Metric to compare by; the largest is best.")] = None,
     output: Annotated[Path | None, opt("--output", "-O", help="Folder of the page [NAME-report].")] = None,
     as_json: Json = False,
@@ -191,12 +193,13 @@ def sweep(
 
     measured = find_sweep(name)
     table, called = measured.table(), measured.definition.name
-    metric = least or most or table.loss
-    ranked = table.rank(metric, largest=most is not None)
+    usual, largest = table.usual_metric
+    metric, largest = least or most or usual, most is not None or (least is None and largest)
+    ranked = table.rank(metric, largest=largest)
     best = ranked[0] if ranked else None
     folder = output or Path(f"{called}-report")
     results_page.write(
-        called, table.rows, table.params, folder, compared=ranked, metric=metric, largest=most is not None,
+        called, table.rows, table.params, folder, compared=ranked, metric=metric, largest=largest,
         facts=results_page.facts_of(measured.definition),
     )  # fmt: skip
     record_output(folder)

@@ -203,8 +203,8 @@ class SumStore:
             self._known = len(self._closed)
 
     def windows(self, day: Window) -> list[Window]:
-        kept = following(day, dict(iter(self._closed))) if day.begin >= self._cut[0] else []
-        return [window for window in kept if window.end <= self._cut[1]]
+        windows = following(day, dict(iter(self._closed))) if day.begin >= self._cut[0] else []
+        return [window for window in windows if window.end <= self._cut[1]]
 
     def read(self, window: Window) -> Sums:
         self._summing.remember(self._closed[window].put_back)

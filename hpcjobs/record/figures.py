@@ -8,7 +8,7 @@ import json
 import math
 import re
 import signal
-from typing import Any, Dict, List, NamedTuple, Optional, Pattern
+from typing import Any, Dict, List, Match, NamedTuple, Optional, Pattern, Tuple
 
 from hpcjobs.files import AnyPath, read_regular
 from hpcjobs.record.values import convert
@@ -25,10 +25,23 @@ MOST_VALUES = 10000
 """Kept for the median; of more values every second one, then every fourth and so on."""
 LOG_SOURCE = "log"
 """``source`` of a summary.json that was made from the log alone."""
-_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d*)?(?:[eE][-+]?\d+)?")
+_NUMBER = re.compile(r"[-+]?(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)?(?:\.\d*)?(?:[eE][-+]?\d+)?")
 _BEHIND = re.compile(r"[\s,;:%)\]}'\"|]*\Z")
+_DIGITS_GO_ON = re.compile("[\u00a0\u2009\u202f'\u2019]\\d")
+"""Behind a number: thousands are separated by something else than a comma."""
+_DECIMAL_COMMA = re.compile(
+    "[-+]?(?:0,\\d|\\d+,(?:\\d{1,2}|\\d{4,})(?!\\d)|\\d{4,},\\d|\\d[\\d.\u00a0\u2009\u202f'\u2019]*[^\\d,]\\d{3},\\d)"
+)
+"""A number with a comma that can only be its decimal sign: 0,123 or 1234,5 or 1.234,5."""
 _LABEL = re.compile(r" *\d+: ")
-_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "min": 60.0, "h": 3600.0}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
+_PREFIXES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "m": 1e-3, "u": 1e-6, "µ": 1e-6, "n": 1e-9,
+             "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}  # fmt: skip
+_LARGE = "(?:[KMGT]i|[kKMGTP])"
+_ANY_PREFIX = "(?:[KMGT]i|[kKMGTPmuµn])"
+_PREFIX = re.compile(rf"{_LARGE}(?=B|b(?:it|yte)|[Ff]lop|FLOP|tok|atom|samples?/|steps?/)|[muµn](?=s(?:/|\Z))")
+_UNIT = re.compile(rf"\s?((?:[A-Za-zµ][A-Za-z-]*/[A-Za-z]+|{_LARGE}?(?:B|bytes|[Ff]lops|FLOPS)|[muµn]?s)(?![\w/]))")
+"""A unit behind a number: a rate, an amount of data or of operations, a time."""
 
 
 class FigureRule(NamedTuple):
@@ -82,7 +95,7 @@ class _Limit:
     def __init__(self) -> None:
         self._is_armed = False
 
-    def search(self, pattern: Pattern[str], text: str) -> Optional[str]:
+    def search(self, pattern: Pattern[str], text: str) -> Optional[Match[str]]:
         signal.signal(signal.SIGVTALRM, self._expire)
         self._is_armed = True
         signal.setitimer(signal.ITIMER_VIRTUAL, SEARCH_S)
@@ -91,7 +104,7 @@ class _Limit:
         finally:
             self._is_armed = False  # a signal from here on comes too late to matter
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        return None if match is None else match.group(1)
+        return match
 
     def _expire(self, _number: int, _frame: object) -> None:
         if self._is_armed:
@@ -99,7 +112,7 @@ class _Limit:
 
 
 class FigureReader:
-    """Reads the values of one figure, line by line.
+    """Reads the values of one figure, line by line, in one unit.
 
     Raises:
         re.error: this Python cannot read the pattern.
@@ -109,12 +122,21 @@ class FigureReader:
         self.rule = rule
         self.unreadable = ""
         """The last text that the rule found and that is no finite number; empty: none."""
+        self.other_unit = ""
+        """A unit that the program printed beside the first one, and which is not a multiple of it; empty: none."""
         self.is_given_up = False
         self.values = Readings()
-        self._pattern = None if rule.pattern is None else re.compile(rule.pattern)
+        self._pattern = None if rule.pattern is None else re.compile(_with_related_units(rule.pattern, rule.unit))
         self._keys = [] if rule.json_path is None else rule.json_path.split(".")
         self._limit = _Limit()
         self._slow = 0
+        self._printed_unit = ""
+        self._has_commas = self._comma_is_decimal = False
+
+    @property
+    def unit(self) -> str:
+        """The unit of the values: that of the rule, else the one that the program prints behind the number."""
+        return self.rule.unit or self._printed_unit
 
     def read(self, line: str, *, labelled: bool = False) -> Optional[float]:
         """The value that the line holds, which is added to the values; None: it holds none.
@@ -125,25 +147,60 @@ class FigureReader:
             return None
         label = _LABEL.match(line) if labelled else None
         text = line[label.end() :] if label is not None else line
-        number = self._find_json(text) if self._pattern is None else self._find(self._pattern, text)
-        if number is None:
+        match = self._find_json(text) if self._pattern is None else self._find(self._pattern, text)
+        if match is None:
             return None
-        value = parse_number(number, self.rule.unit)
+        number, behind, unit = match
+        value = None if self._is_ambiguous(number, behind) else parse_number(number, unit)
         if value is None:
-            self.unreadable = number[:80]
+            self.unreadable = (number + behind)[:80].partition(" ")[0]
             return None
-        self.values.add(value)
-        return value
+        return self._add(value, unit)
 
-    def _find(self, pattern: Pattern[str], text: str) -> Optional[str]:
+    def _is_ambiguous(self, number: str, behind: str) -> bool:
+        """Whether the number goes on, or has a comma that may be its decimal sign."""
+        if _DECIMAL_COMMA.match(number.lstrip("'\"([")) and not self._comma_is_decimal:
+            self._comma_is_decimal = True
+            if self._has_commas:
+                self.values = Readings()
+        self._has_commas = self._has_commas or "," in number.rstrip(",")
+        return _DIGITS_GO_ON.match(behind) is not None or (self._comma_is_decimal and "," in number.rstrip(","))
+
+    def _add(self, value: float, unit: str) -> Optional[float]:
+        if unit and not self._printed_unit:
+            own = self.rule.unit
+            self._printed_unit = (unit if convert_unit(1.0, unit, own) is None else own) if own else _split(unit)[1]
+        converted = convert_unit(value, unit, self._printed_unit) if unit else value
+        if converted is None:
+            self.other_unit = unit
+            return None
+        self.values.add(converted)
+        return converted
+
+    def _find(self, pattern: Pattern[str], text: str) -> Optional[Tuple[str, str, str]]:
+        """The number, what is behind it, and its unit."""
         try:
-            return self._limit.search(pattern, text[:LINE_CHARACTERS])
+            match = self._limit.search(pattern, text[:LINE_CHARACTERS])
         except SearchTooSlow:
             self._slow += 1
             self.is_given_up = self._slow >= MOST_SLOW_SEARCHES
             return None
+        if match is None:
+            return None
+        unit_group = pattern.groupindex.get(_UNIT_GROUP)
+        group = 1 if unit_group != 1 else 2
+        number = match.group(group)
+        if number is None:  # in an alternative that is not there
+            return None
+        behind = text[match.end(group) :][:80]
+        if unit_group is not None and match.group(unit_group):
+            return number, behind, match.group(unit_group)
+        digits = _NUMBER.match(number)
+        attached = number[digits.end() :] if digits is not None else ""
+        unit = _UNIT.match(attached if self.rule.unit and attached else behind)
+        return number, behind, "" if unit is None else unit.group(1)
 
-    def _find_json(self, text: str) -> Optional[str]:
+    def _find_json(self, text: str) -> Optional[Tuple[str, str, str]]:
         start = text.find("{")
         if start < 0 or len(text) > JSON_CHARACTERS or self._keys[-1] not in text:
             return None
@@ -158,7 +215,7 @@ class FigureReader:
                 value = value[int(key)]
             else:
                 return None
-        return None if value is None or isinstance(value, (dict, list, bool)) else str(value)
+        return None if value is None or isinstance(value, (dict, list, bool)) else (str(value), "", "")
 
     def result(self) -> Optional[FigureResult]:
         """The figure of all values; None: no line had one."""
@@ -168,7 +225,7 @@ class FigureReader:
         median = values.median
         value = values.last if rule.take == LAST else median
         return FigureResult(
-            value, rule.unit, rule.better, rule.take, values.count, values.last, median, values.least, values.most
+            value, self.unit, rule.better, rule.take, values.count, values.last, median, values.least, values.most
         )
 
 
@@ -201,7 +258,8 @@ class Readings:
 def parse_number(text: str, unit: str = "") -> Optional[float]:
     """The finite number that ``text`` is, with commas between thousands; None: it is none.
 
-    Punctuation, a percent sign or the unit may follow; other letters do not: 12.3k is not 12.3.
+    Punctuation, a percent sign or the unit may follow; other letters do not: 12.3k is not 12.3. A comma of decimals
+    is none of thousands: 0,123 is no number.
     """
     text = text.strip().lstrip("'\"([")
     match = _NUMBER.match(text)
@@ -214,6 +272,41 @@ def parse_number(text: str, unit: str = "") -> Optional[float]:
         return None
     value = float(match.group().replace(",", ""))
     return value if math.isfinite(value) else None
+
+
+def convert_unit(value: float, unit: str, target: str) -> Optional[float]:
+    """The value in the unit ``target``: MB/s in GB/s, s/it in it/s; None: it is no multiple of it."""
+    factor, base = _split(unit)
+    target_factor, target_base = _split(target)
+    if base == target_base:
+        return value * (factor / target_factor) if factor >= target_factor else value / (target_factor / factor)
+    counted, slash, per = base.partition("/")
+    return 1 / (value * factor * target_factor) if slash and f"{per}/{counted}" == target_base and value else None
+
+
+def _split(unit: str) -> Tuple[float, str]:
+    """``GB/s`` -> (1e9, "B/s"): the unit without its prefix, and what that stands for."""
+    if unit in _SECONDS:
+        return _SECONDS[unit], "s"
+    prefix = _PREFIX.match(unit)
+    return (1.0, unit) if prefix is None else (_PREFIXES[prefix.group()], unit[prefix.end() :])
+
+
+_UNIT_GROUP = "unit_of_figure"
+
+
+def _with_related_units(pattern: str, unit: str) -> str:
+    """The pattern with a group in place of its unit that also matches GB/s for MB/s, and s/it for it/s."""
+    begin, base = pattern.find(unit), _split(unit)[1]
+    end = begin + len(unit)
+    before, behind = pattern[:begin], pattern[end : end + 1]
+    is_word = not (before[-1:].isalnum() or before.endswith("\\") or behind.isalnum() or behind in tuple("?*+{"))
+    is_in_set = before.count("[") != before.count("]")
+    if not unit or pattern.count(unit) != 1 or not unit.endswith(base) or not is_word or is_in_set:
+        return pattern
+    counted, slash, per = base.partition("/")
+    inverse = rf"|{_ANY_PREFIX}?{re.escape(per)}/{re.escape(counted)}" if slash else ""
+    return f"{before}(?<![kKMGTPmuµni])(?P<{_UNIT_GROUP}>{_ANY_PREFIX}?{re.escape(base)}{inverse}){pattern[end:]}"
 
 
 def split_lines(chunk: bytes) -> List[str]:

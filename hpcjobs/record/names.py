@@ -6,6 +6,7 @@ FIRST_FAILURE = "first_failure"
 SIZE = "size.json"
 ATTEMPTS = "attempts.jsonl"
 METRICS, SUMMARY = "metrics.jsonl", "summary.json"
+FIGURES_LOG = "figures.log"
 CONTROL = "control"
 
 

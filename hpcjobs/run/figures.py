@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
+from hpcjobs.files import read_regular
 from hpcjobs.record.figures import FigureResult, read_results
-from hpcjobs.record.names import SUMMARY
+from hpcjobs.record.names import FIGURES_LOG, SUMMARY
 from hpcjobs.record.summary import Throughput
 from hpcjobs.run.job_files import read_json
+
+_MOST_PROBLEMS: Final = 20
 
 
 class Rate(NamedTuple):
@@ -31,6 +34,20 @@ class _Written(msgspec.Struct):
 def read_figures(run_dir: Path) -> dict[str, FigureResult]:
     """The figures that were read from the log of a run that has ended; the first one is the figure of the run."""
     return read_results(run_dir / SUMMARY)
+
+
+def read_problems(run_dir: Path) -> list[str]:
+    """What the reader of an ended run's log could not read; empty where all is well, or there was no reader."""
+    try:
+        text = read_regular(run_dir / FIGURES_LOG).decode("utf-8", "replace")
+    except OSError:
+        return []
+    return [line.removeprefix("hpcjobs: ") for line in text.splitlines()[:_MOST_PROBLEMS]]
+
+
+def has_reader(run_dir: Path) -> bool:
+    """Whether figures of the run's log were asked for."""
+    return (run_dir / FIGURES_LOG).exists()
 
 
 def read_rate(run_dir: Path) -> Rate | None:

@@ -102,10 +102,13 @@ def analyse(runs: pl.DataFrame, *, target: float = 0.8, allow_mixed: bool = Fals
         )
     sound = runs.filter(pl.col("throughput").is_finite() & (pl.col("throughput") > 0))
     rest = runs.filter(~pl.col("job_id").is_in(sound["job_id"].to_list()))
-    left_out = [f"job {r['job_id']}: {r['state'] or 'not known'}" for r in rest.to_dicts()]
+    left_out = [
+        f"job {r['job_id']}: {', '.join(filter(None, (r['state'] or 'not known', r['problem'])))}"
+        for r in rest.to_dicts()
+    ]
     if sound.is_empty():
         advice = ["--metric 'tokens/s (\\S+)' of hpcjobs scale reads a figure that the program prints"]
-        without = advice if "COMPLETED" in rest["state"].to_list() else []
+        without = advice if "COMPLETED" in rest["state"].to_list() and rest["problem"].is_null().all() else []
         hint = "; ".join([*left_out[:5], *without])
         raise RequestError("no run of the study has ended with a figure yet", hint=hint or None)
     if sound["unit"].n_unique() > 1:

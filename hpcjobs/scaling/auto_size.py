@@ -18,6 +18,7 @@ from hpcjobs.errors import RequestError, SchedulerError
 from hpcjobs.job.models import Job, JobSpec, Layer
 from hpcjobs.job.plan import plan_of, resolve_request, run_dir_of
 from hpcjobs.run import folder
+from hpcjobs.run.figures import read_problems
 from hpcjobs.run.folder import code_state
 from hpcjobs.run.index import Entry
 from hpcjobs.run.submit import hand_over
@@ -33,11 +34,13 @@ from hpcjobs.scaling.size_choice import (
     choose_by_efficiency,
     choose_by_end,
     choose_fastest,
+    describe_reached,
     measure_sizes,
 )
 from hpcjobs.scaling.study_sweep import current_code
 from hpcjobs.scheduler.base import JobRecord, Report
 from hpcjobs.scheduler.connect import connect
+from hpcjobs.scheduler.local.request import machine_cpus
 from hpcjobs.scheduler.slurm.start_estimate import estimate_start
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.units import format_count, human_duration, slurm_time, walltime_s
@@ -132,7 +135,11 @@ class QueueBench(NamedTuple):
 
     def job(self, options: Mapping[str, Value], **more: object) -> Job:
         values: dict[str, Any] = {**options, **more}
-        return resolve_request(self.request, self.site, spec=self.layers, **values)
+        job = resolve_request(self.request, self.site, spec=self.layers, **values)
+        cpus = job.ntasks_per_node * (job.resources.cpus_per_task or 1)
+        if not job.kind.has_nodes and cpus > machine_cpus():
+            raise RequestError(f"this machine has {format_count(machine_cpus(), 'CPU')}: auto tries no {cpus}")
+        return job
 
     def launchers(self) -> Sequence[str]:
         return load_site(self.site or default_site()).launchers or ()
@@ -306,12 +313,20 @@ class _Search:
                 if refusal is None:
                     each = human_duration(self._limit_s(like))
                     self.next_trial = f"{format_count(step.runs, 'trial')} of {describe(options)}, {each} at most each"
-                step = SizeChoice(step.best or axis.smallest, refusal or "")
+                known = self._describe(axis, by_n, step.best)
+                step = SizeChoice(step.best or axis.smallest, "; ".join(filter(None, (known, refusal))))
             if step.n is None:
                 raise RequestError(step.reason, hint="a later --finish-by, or --min-efficiency instead of it")
             self.reasons += [step.reason] if step.reason else []
             self._record(axis, by_n, (run for run in runs if run.is_trial))
             return axis.value(step.n)
+
+    def _describe(self, axis: _Axis, by_n: Mapping[int, list[EarlierRun]], best: int | None) -> str | None:
+        """What is known of the size that is taken without the runs that are missing."""
+        sizes = measure_sizes(by_n)
+        taken = next((size for size in sizes if size.n == best), None)
+        is_by_efficiency = not axis.launchers and self.goal.finish_by is None and len(sizes) > 1
+        return describe_reached(taken, sizes, PER[axis.name]) if taken is not None and is_by_efficiency else None
 
     def _decide(
         self, axis: _Axis, by_n: Mapping[int, list[EarlierRun]], others: Mapping[str, Value]
@@ -385,6 +400,12 @@ def _no_figure(runs: Sequence[EarlierRun]) -> RequestError:
     """The trials at the smallest size gave no figure: they failed, or the program has none."""
     names = ", ".join(run.job_id for run in runs)
     if all(run.state is not None and run.state.value in ("COMPLETED", "TIMEOUT") for run in runs):
+        problems = list(dict.fromkeys(problem for run in runs for problem in read_problems(run.folder)))
+        if problems:
+            return RequestError(
+                f"job {names} ended, and its figure could not be read from the log: {'; '.join(problems)}",
+                hint=f"hpcjobs logs {runs[-1].job_id} shows what the program prints; mend --metric or figures:",
+            )
         return RequestError(
             f"the program has no figure of merit: job {names} ended, and its run folder does not say how fast it was",
             hint=r"add --metric 'tokens/s (\S+)' for a rate that it prints, or throughput to its summary.json",

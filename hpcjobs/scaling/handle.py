@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hpcjobs.scaling.analysis import Analysis
 
 COLUMNS: Final = {
+    "series": "text: values of what varies beside the sizes; empty: nothing does",
     "nodes": "count: nodes of a run",
     "ranks": "count: processes of a run",
     "runs": "count: runs that were measured",
@@ -106,37 +107,50 @@ class ScalingStudy:
         require_packages("pandas", "polars", "scipy", purpose="the results of a study")
         import pandas as pd
 
-        analysis = self._analyse(target, allow_mixed)
+        analyses = self._analyse(target, allow_mixed)
         rows = []
-        for group in analysis.groups:
-            row: dict[str, Any] = group._asdict() | {"unit": analysis.unit}
-            for name in ("throughput", "speedup", "efficiency"):
-                row[name], row[f"{name}_low"], row[f"{name}_high"] = getattr(group, name)[:3]
-            rows.append({name: row[name] for name in COLUMNS})
+        for series, analysis in analyses.items():
+            for group in analysis.groups:
+                row: dict[str, Any] = group._asdict() | {"series": series, "unit": analysis.unit}
+                for name in ("throughput", "speedup", "efficiency"):
+                    row[name], row[f"{name}_low"], row[f"{name}_high"] = getattr(group, name)[:3]
+                rows.append({name: row[name] for name in COLUMNS})
+        summary = [f"{series}: {line}" if series else line for series, one in analyses.items() for line in one.summary]
+        per = next(iter(analyses.values())).per
         frame: pd.DataFrame = pd.DataFrame(rows, columns=list(COLUMNS))
-        frame.attrs.update(columns=dict(COLUMNS), summary=analysis.summary, per=analysis.per)
+        frame.attrs.update(columns=dict(COLUMNS), summary=summary, per=per)
         return frame
 
     def largest_efficient(self, *, target: float = 0.8) -> int | None:
         """The number of nodes (or ranks) up to which an efficiency of ``target`` was measured; None: at no size."""
         require_packages("polars", "scipy", purpose="the results of a study")
-        return self._analyse(target, allow_mixed=False).knee.measured
+        analyses = self._analyse(target, allow_mixed=False)
+        if len(analyses) > 1:
+            raise RequestError(f"study {self.name} has several series: {'; '.join(analyses)}", hint="results() has all")
+        return next(iter(analyses.values())).knee.measured
 
     def report(self, folder: str | Path | None = None, *, target: float = 0.8, allow_mixed: bool = False) -> Path:
         """Write the page of `hpcjobs report scaling` to ``folder`` (default NAME-report); the path of index.html."""
         require_packages("polars", "scipy", "matplotlib", purpose="the report of a study")
-        from hpcjobs.scaling import page
+        from hpcjobs.scaling import comparison, page
         from hpcjobs.scaling.runs import read_runs
 
         directory = Path(f"{self.name}-report") if folder is None else Path(folder)
-        page.write(self._study, {"": self._analyse(target, allow_mixed)}, read_runs(self._study), directory)
+        series = list(self._analyse(target, allow_mixed).items())
+        page.write(
+            self._study, dict(series), read_runs(self._study), directory,
+            comparisons=[(name, comparison.compare(other, series[0][1])) for name, other in series[1:]],
+            picture=comparison.draw(series) if len(series) > 1 else None,
+            matrix=comparison.make_matrix(series) if len(series) > 1 else None,
+        )  # fmt: skip
         return directory / "index.html"
 
-    def _analyse(self, target: float, allow_mixed: bool) -> Analysis:
-        from hpcjobs.scaling.analysis import analyse
+    def _analyse(self, target: float, allow_mixed: bool) -> dict[str, Analysis]:
+        """An analysis of each series; one without name where nothing varies beside the sizes."""
+        from hpcjobs.scaling.analysis import analyse_series
         from hpcjobs.scaling.runs import read_runs
 
-        return analyse(read_runs(self._study), target=target, allow_mixed=allow_mixed)
+        return analyse_series(read_runs(self._study), target=target, allow_mixed=allow_mixed)
 
 
 def scale(
@@ -150,6 +164,8 @@ def scale(
     one_at_a_time: bool = False,
     launcher: str | None = None,
     env: dict[str, str] | None = None,
+    metric: str | Sequence[str] = (),
+    over: Mapping[str, Sequence[str | int]] | None = None,
     **options: str | int | bool | None,
 ) -> ScalingStudy:
     """A scaling study of a trainer (``"ddp"``) or a command (``["train.py", "--batch-size", "256"]``).
@@ -161,6 +177,8 @@ def scale(
         weak: constant batch per rank; default a constant global batch, the ``--batch-size`` divided by the ranks.
         repeats: runs of each size.
         one_at_a_time: each run waits for the one before.
+        metric: figures of merit of the log, as ``--metric`` has them; the first one is compared.
+        over: what else varies, as ``--over``: an option of the job or a ``{NAME}`` of the program, and its values.
         options: sbatch options of every run, as for `hpcjobs.plan`.
 
     Raises:
@@ -185,6 +203,8 @@ def scale(
         options=options,
         launcher=launcher,
         env=env or {},
+        metric=(metric,) if isinstance(metric, str) else tuple(metric),
+        axes={axis.replace("-", "_"): tuple(map(str, values)) for axis, values in (over or {}).items()},
         one_at_a_time=one_at_a_time,
     )
     return ScalingStudy(study, study_file.path_of(title))

@@ -15,7 +15,7 @@ from hpcjobs.jobstats.sources import gather
 from hpcjobs.record.figures import LINE_CHARACTERS, find_rate
 from hpcjobs.record.names import SUMMARY
 from hpcjobs.record.summary import Quantiles, Throughput
-from hpcjobs.run.figures import read_rate
+from hpcjobs.run.figures import has_reader, read_problems, read_rate
 from hpcjobs.run.growing_files import last_lines
 from hpcjobs.run.job_files import read_json
 from hpcjobs.scaling.study import Mode, Study, StudyRun
@@ -41,7 +41,7 @@ _COLUMNS: Final[dict[str, Any]] = {
     "cost": pl.Float64, "currency": pl.String, "node_list": pl.String, "source": pl.String, "code": pl.String,
     "image": pl.String, "node_model": pl.String, "torch_version": pl.String, "run_dir": pl.String,
     "partition": pl.String, "ended": pl.Int64,
-    "series": pl.String, "log": pl.String,
+    "series": pl.String, "log": pl.String, "problem": pl.String,
 }  # fmt: skip
 _FROM_ACCOUNTING = (
     *("state", "cpu_efficiency", "gpu_utilization", "queue_wait_s", "energy_j", "energy_source", "cost", "currency"),
@@ -117,6 +117,8 @@ def _row(run: StudyRun, job: dict[str, Any], *, mode: Mode) -> dict[str, Any]:
         row.update({} if summary is None else _take_measurements(summary))
         if (rate := read_rate(folder)) is not None:
             row.update(throughput=rate.value, unit=rate.unit)
+    elif has_reader(folder):
+        row.update(problem="; ".join(read_problems(folder)) or None)
     elif job.get("state") == "COMPLETED" and job.get("elapsed_s"):
         work, unit = (run.size.ranks, WHOLE_JOBS[1]) if mode == "weak" else (1, WHOLE_JOBS[0])
         row.update(throughput=work * 3600 / job["elapsed_s"], unit=unit)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
 
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.extras import require_packages
-from hpcjobs.record.figures import LOG_SOURCE, results_of
+from hpcjobs.record.figures import LOG_SOURCE, MORE, FigureResult, results_of
 from hpcjobs.record.names import SUMMARY
 from hpcjobs.record.summary import flatten, read_summary
 from hpcjobs.run.folder import log_path
@@ -45,6 +45,10 @@ class Results(NamedTuple):
     params: list[str]
     measured: list[str]
     rows: list[dict[str, Any]]
+    figure: str | None = None
+    """The first figure of merit of the runs' logs."""
+    figure_is_better: str = MORE
+    """Which of two values of it is better: ``more`` or ``less``."""
 
     @property
     def columns(self) -> list[str]:
@@ -61,6 +65,11 @@ class Results(NamedTuple):
             }
             for row in rows
         ]
+
+    @property
+    def usual_metric(self) -> tuple[str, bool]:
+        """What cells are compared by where nothing is named, and whether the largest is best: figure of merit, loss."""
+        return (self.loss, False) if self.figure is None else (self.figure, self.figure_is_better == MORE)
 
     @property
     def loss(self) -> str:
@@ -132,14 +141,20 @@ def collect_results(folder: SweepFolder, cell_statuses: Sequence[CellStatus]) ->
     rows: list[dict[str, Any]] = []
     measured: dict[str, None] = {}
     definition = folder.definition
+    first: tuple[str, FigureResult] | None = None
     for cell_status in cell_statuses:
-        values = {
-            key if key not in taken else f"result.{key}": value for key, value in _read_summary(folder, cell_status)
-        }
+        figures, others = _read_summary(folder, cell_status)
+        first = first or next(iter(figures.items()), None)
+        known = [*((name, figure.value) for name, figure in figures.items()), *others]
+        values = {key if key not in taken else f"result.{key}": value for key, value in known}
         measured |= dict.fromkeys(values)
         given = {names[name]: _parse_value(text) for name, text in cell_status.cell.params.items()}
         rows.append(given | values | _facts(folder, cell_status, definition))
-    return Results(list(names.values()), list(measured), rows)
+    columns = list(names.values()), list(measured), rows
+    if first is None:
+        return Results(*columns)
+    name = first[0] if first[0] not in taken else f"result.{first[0]}"
+    return Results(*columns, figure=name, figure_is_better=first[1].better)
 
 
 def _column(param: str) -> str:
@@ -158,18 +173,20 @@ def _parse_value(text: str | None) -> str | int | float | None:
     return text
 
 
-def _read_summary(folder: SweepFolder, cell_status: CellStatus) -> list[tuple[str, Any]]:
-    """summary.json of the cell's run folder, flat; empty where there is none, or where it is no JSON object."""
+def _read_summary(
+    folder: SweepFolder, cell_status: CellStatus
+) -> tuple[dict[str, FigureResult], list[tuple[str, Any]]]:
+    """The figures of the cell's summary.json and the rest of it, flat; empty where there is none that can be read."""
     try:
         summary = read_summary(folder.cell_dir(cell_status.cell.id) / SUMMARY)
     except (FileNotFoundError, ValueError):
-        return []
-    figures = [(name, result.value) for name, result in results_of(summary).items()]
+        return {}, []
+    figures = results_of(summary)
     if summary.get("source") == LOG_SOURCE:
-        return figures
+        return figures, []
     config = summary.get("config")
     left_out = {*_OWN, *(("figures",) if figures else ()), *(("config",) if isinstance(config, dict) else ())}
-    return [*figures, *flatten({key: value for key, value in summary.items() if key not in left_out})]
+    return figures, list(flatten({key: value for key, value in summary.items() if key not in left_out}))
 
 
 def _facts(folder: SweepFolder, cell_status: CellStatus, definition: Definition) -> dict[str, Any]:

@@ -104,8 +104,12 @@ def _report(reader: FigureReader) -> None:
     if reader.is_given_up:
         print(f"hpcjobs: figure {name}: its pattern takes too long and was given up", file=sys.stderr)
     if reader.unreadable:
-        print(f"hpcjobs: figure {name}: {reader.unreadable!r} is no number", file=sys.stderr)
-    if reader.values.last is None:
+        hint = ": a comma stands between thousands; LC_ALL=C may help" if "," in reader.unreadable else ""
+        print(f"hpcjobs: figure {name}: {reader.unreadable!r} is no number{hint}", file=sys.stderr)
+    if reader.other_unit:
+        print(f"hpcjobs: figure {name}: values in {reader.other_unit} do not count beside those in {reader.unit}",
+              file=sys.stderr)  # fmt: skip
+    if reader.values.last is None and not reader.unreadable:
         print(f"hpcjobs: figure {name}: no line of the log has it", file=sys.stderr)
 
 
@@ -162,7 +166,7 @@ class _Rows:
     def add(self, reader: FigureReader, value: float) -> None:
         rule = reader.rule
         row = {"kind": "figure", "time_s": round(time.time() - self._began, 3), "name": rule.name, "value": value,
-               "unit": rule.unit, "count": reader.values.count}  # fmt: skip
+               "unit": reader.unit, "count": reader.values.count}  # fmt: skip
         rows = self._pending.setdefault(rule.name, [])
         rows.append(row)
         del rows[:-ROWS_PER_READ]

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from commandline import ok, within
 
+import hpcjobs
+from hpcjobs.errors import RequestError
 from hpcjobs.run.index import entries
 from hpcjobs.run.wait import wait
 from hpcjobs.scheduler.connect import connect
@@ -61,6 +63,8 @@ def test_a_program_is_measured_by_what_it_prints(program: str, here: Path) -> No
     assert best["params"] == {"factor": 2}
     assert best["measured"][figure] == pytest.approx(value / 2 if better == "less" else value * 2, rel=1e-4)
 
+    assert ok("report", "sweep", "s", "--json").json["best"]["params"] == {"factor": 2}
+
     for study, factor in (("before", "1"), ("after", "1.5")):
         arguments_of_study = [factor if argument == "{factor}" else argument for argument in arguments]
         sizes = ("--ntasks-per-node", "1,2", "--repeats", "2", "--name", study)
@@ -91,6 +95,36 @@ def test_a_rate_in_the_log_of_a_program_that_is_measured_by_its_time_is_named_wi
        "--no-check", *program)  # fmt: skip
     (group,) = ok("report", "scaling", "u", "--json").json["groups"]
     assert group["throughput"]["value"] == pytest.approx(1234.5)
+
+
+def test_a_figure_that_cannot_be_read_is_said_wherever_somebody_waits_for_it() -> None:
+    program = ("--metric", r"rate (\S+)", "sh", "-c", "echo rate 1234,5 it/s")
+    problem = "figure rate: '1234,5' is no number"
+    assert problem in " ".join(ok("submit", "--site", "local", "--wait", *program).err.split())
+    ok("scale", "--site", "local", "--repeats", "2", "--name", "v", "--wait", "--no-check", *program)
+    refused = within("report", "scaling", "v")
+    assert refused.code != 0
+    assert problem in " ".join(refused.err.split())
+    tried = within("submit", "--site", "local", "-t", "1h", "--ntasks-per-node", "auto", *program)
+    assert tried.code != 0
+    assert problem in " ".join(tried.err.split())
+
+
+def test_a_study_over_an_axis_in_python_has_its_series_in_the_table() -> None:
+    program = ["sh", "-c", "echo rate $(({factor} * {ranks} * 100)) it/s"]
+    study = hpcjobs.scale(
+        program, [(1, 1), (1, 2)], site="local", name="p", repeats=2, metric=r"rate (\S+)", over={"factor": [1, 3]}
+    )
+    study.submit()
+    study.wait(timeout_s=300)
+    results = study.results()
+    assert results[["series", "ranks", "throughput", "unit"]].to_numpy().tolist() == [
+        ["factor=1", 1, pytest.approx(100), "it/s"], ["factor=1", 2, pytest.approx(200), "it/s"],
+        ["factor=3", 1, pytest.approx(300), "it/s"], ["factor=3", 2, pytest.approx(600), "it/s"],
+    ]  # fmt: skip
+    assert "factor=3" in study.report().read_text(encoding="utf-8")
+    with pytest.raises(RequestError, match="several series: factor=1; factor=3"):
+        study.largest_efficient()
 
 
 def test_a_study_over_an_axis_has_a_matrix_and_a_fit_of_each_series(here: Path) -> None:

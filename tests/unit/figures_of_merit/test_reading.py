@@ -97,12 +97,14 @@ def test_a_text_in_a_file_is_a_preset_or_a_pattern() -> None:
         ("1,234,567.8", "", 1234567.8),
         ("2.4683,", "", 2.4683),
         ("18.9ms,", "ms", 18.9),
-        ("18.9ms,", "s", None),
+        ("18.9ms,", "img", None),
         ("87%", "", 87.0),
         ("2.2996e+02", "", 229.96),
         ("'96.9',", "", 96.9),
         ("12.3k", "", None),
         ("1,23", "", None),
+        ("0,123", "", None),
+        ("1234,567", "", None),
         ("nan", "", None),
         ("inf", "", None),
         ("1e999", "", None),
@@ -119,6 +121,49 @@ def test_text_that_is_no_number_is_sample_for_the_message() -> None:
     reader = FigureReader(FigureRule("rate", pattern=r"rate (\S+)"))
     assert reader.read("rate 12.3k") is None
     assert (reader.unreadable, reader.result()) == ("12.3k", None)
+
+
+@pytest.mark.parametrize(
+    ("metric", "lines", "value", "unit"),
+    [
+        (r"rate (\S+) MB/s", ["rate 950 MB/s", "rate 1.2 GB/s"], 1075, "MB/s"),
+        (r"rate (\S+)", ["rate 950 MB/s", "rate 1.2 GB/s"], 1.075e9, "B/s"),
+        (r"rate (\S+); unit=MB/s", ["rate 950MB/s", "rate 1.2GB/s"], 1075, "MB/s"),
+        (r"([\d.]+)it/s", ["[00:01, 1.50it/s]", "[00:02,  2.00s/it]"], 1, "it/s"),
+        (r"tokens/s (\S+)", ["tokens/s 900", "ktokens/s 1.1"], 1000, "tokens/s"),
+        (r"time (\S+)", ["time 950 ms", "time 1.05 s"], 1, "s"),
+        (r"time (\S+)ms; unit=ms; better=less", ["time 950ms,", "time 1.05s,"], 1000, "ms"),
+        (r"rate (\S+); unit=tokens/s", ["rate 900 tok/s", "rate 1.1 ktok/s"], 1000, "tokens/s"),
+        (r"acc (\S+)", ["acc 0.9 min 0.5", "acc 0.9 s 3"], 0.9, "s"),
+    ],
+)
+def test_a_program_that_changes_its_unit_is_read_in_one(metric: str, lines: list[str], value: float, unit: str) -> None:
+    ((name, figure),) = parse_metric(metric).items()
+    reader = reader_of(name, figure)
+    for line in lines:
+        reader.read(line)
+    result = reader.result()
+    assert result is not None
+    assert (result.value, result.unit) == (pytest.approx(value), unit)
+
+
+def test_a_value_in_a_unit_that_cannot_be_compared_does_not_count() -> None:
+    reader = FigureReader(FigureRule("rate", pattern=r"rate (\S+)"))
+    assert [reader.read(line) for line in ("rate 12 it/s", "rate 99 img/s")] == [12, None]
+    assert (reader.other_unit, reader.unit) == ("img/s", "it/s")
+
+
+@pytest.mark.parametrize("printed", ["1.234,5", "1\u202f234,5", "1\u00a0234,5", "1234,5", "0,123", "1'234.5"])
+def test_a_number_of_another_language_is_refused_and_not_read_as_a_part_of_it(printed: str) -> None:
+    reader = FigureReader(FigureRule("rate", pattern=r"rate (\S+)"))
+    assert reader.read(f"rate {printed} it/s") is None
+    assert reader.unreadable == printed
+
+
+def test_commas_that_turn_out_to_be_decimal_signs_take_back_what_was_read_before() -> None:
+    reader = FigureReader(FigureRule("rate", pattern=r"rate (\S+)"))
+    assert [reader.read(f"rate {text} it/s") for text in ("12,345", "9,87", "12,345")] == [12345, None, None]
+    assert reader.result() is None
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,14 @@ def test_the_size_is_measured_once_and_remembered_with_its_reasons() -> None:
     assert len(trials()) == count
 
 
+def test_no_more_tasks_are_tried_than_the_machine_has_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCJOBS_LOCAL_CPUS", "2")
+    Path("rate.py").write_text(SLOWER_AT_3.replace("1.2)", "n)"))
+    size = ok(*AUTO, "--json", "rate.py").json["size"]
+    assert size["options"] == {"ntasks_per_node": "2"}
+    assert size["reasons"] == ["100% efficient at 2 tasks per node (at least 100%); more are not allowed"]
+
+
 def test_an_interrupted_command_goes_on_with_its_trials() -> None:
     process = start(*AUTO, "rate.py")
     eventually(lambda: len(trials()) > 0)

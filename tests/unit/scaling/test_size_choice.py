@@ -139,6 +139,7 @@ def test_a_budget_that_is_used_up_ends_the_growth_and_the_answer_says_so() -> No
     assert answer.options == {"nodes": "2"}
     assert answer.cost_node_s <= 0.2 * HOUR
     assert "the budget, 0.2 node-hours, is 12m00s of one node: 3 trials of 4 nodes would be 13m12s" in answer.reasons[0]
+    assert "efficient at 2 nodes (at least" in answer.reasons[0]
 
 
 def test_a_budget_that_pays_no_trial_is_refused() -> None:
