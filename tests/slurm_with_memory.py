@@ -34,10 +34,10 @@ case ${0##*/} in
     sacct)
         while read -r id state at script array; do
             case $* in
-                *SubmitLine*) printf '%s\x1f%s\n' "$id" "sbatch --parsable $script" ;;
+                *JobID,SubmitLine*) printf '%s\x1f%s\n' "$id" "sbatch --parsable $script" ;;
                 *) case " ${*//[,=]/ } " in *" $id "*)
                     printf '%s\x1f' "$id" job "$state" None compute None 1 "$at" "$at" "$at" 0
-                    echo 0:0
+                    printf '%s\x1f%s\n' "sbatch --parsable $script" 0:0
                     ;;
                 esac ;;
             esac

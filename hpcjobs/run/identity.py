@@ -91,8 +91,9 @@ def is_ours(entry: Entry, record: JobRecord) -> bool:
     if None not in (record.user, entry.user) and record.user != entry.user:
         return False
     if not entry.is_foreign and record.command is not None and os.path.basename(record.command) == SCRIPT:
-        return record.command == os.path.join(entry.run_dir, SCRIPT)
-    if record.name is not None and _fold_name(record.name) != _fold_name(entry.name):
+        # sacct has the sbatch command, in which a wrapper's options may hold blanks.
+        return f" {_fold(record.command)}".endswith(f" {_fold(os.path.join(entry.run_dir, SCRIPT))}")
+    if record.name is not None and _fold(record.name) != _fold(entry.name):
         return False
     submitted = continuation(entry).submitted
     if entry.is_foreign:  # read from the scheduler by this very command; a requeue since then has moved the time
@@ -102,9 +103,9 @@ def is_ours(entry: Entry, record: JobRecord) -> bool:
     return record.submitted > submitted and _was_requeued(entry, record, record.submitted)
 
 
-def _fold_name(name: str) -> str:
-    """Make names comparable: slurmdbd stores question marks for characters outside Latin-1."""
-    return _NOT_STORED.sub("?", name)
+def _fold(text: str) -> str:
+    """Make names and paths comparable: slurmdbd stores question marks for characters outside Latin-1."""
+    return _NOT_STORED.sub("?", text)
 
 
 def is_queued(entry: Entry, queue: Iterable[JobRecord]) -> bool:

@@ -42,7 +42,7 @@ class JobRecord(msgspec.Struct, frozen=True):
     max_rss_bytes: int | None = None
     restarts: int | None = None
     command: str | None = None
-    """The script that runs: the job.sh of the run folder."""
+    """The script that runs, the job.sh of the run folder; None where it is not known for sure."""
     user: str | None = None
     time_limit_s: float | None = None
     """As it is now: it can be changed while the job waits or runs."""

@@ -8,8 +8,8 @@ sandbox is a partition of two nodes, so that sequences run beside each other. Th
 what the simulated one shows.
 
 Left out: times by value, sacct's rows of jobs that wait and its reasons, what a cancelled job last waited for, whether
-a job waits for nodes or behind another one (the scheduler's two passes differ), which of several free nodes it gets,
-and exit codes of starts that were requeued.
+a job waits for nodes, for nodes that are down, or behind another one (the scheduler's two passes differ), which of
+several free nodes it gets, and exit codes of starts that were requeued.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ PATIENCE_S = float(os.environ.get("PATIENCE_S", "12"))
 KILL_WAIT_S = 5.0
 QUESTION = slurm_commands.question_env(None)
 SCRIPT = """#!/bin/bash
-[ -z "$IGNORES_TERM" ] || trap '' TERM
+# So long as others may do something to a job that is ending.
+trap 'sleep 2; trap - TERM; kill -TERM $$' TERM
+case $SLURM_JOB_NAME in *i) trap '' TERM ;; esac
 end={folder}/$SLURM_JOB_NAME${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}.end
 until [ -e "$end" ]; do sleep 0.2; done
 code=$(cat "$end"); rm "$end"; exit "$code"
@@ -132,6 +134,7 @@ class Simulated:
                 if number <= 0:
                     return -number
                 if number == 15 and not job.name.endswith("i"):
+                    world.sleep(2.0)
                     return 143
 
     def run(self, *argv: str) -> Result:
@@ -231,6 +234,7 @@ class Player:
             text = re.sub(rf"(?<![\w.:-]){job.roots[side]}(?=\D|$)", f"JOB{number}", text)
         text = text.replace("JobHeldAdmin", "JobHeldUser")  # the sandbox's user is root
         text = text.replace("Priority", "Resources")  # whichever pass of the scheduler looked last
+        text = re.sub(r"Nodes[ _]required[ _]for[ _]job[^|]*", "Resources", text)
         prefix = cluster.node_names[0].rstrip("0123456789")
         text = re.sub(rf"{re.escape(prefix)}\[[\d,-]+\]", "node0,node1", text)
         text = text.replace(cluster.partition, "PARTITION").replace(str(self.folder), "FOLDER")
@@ -322,6 +326,8 @@ class Player:
             pairs = dict(reversed(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", line)))
             if pairs.get("JobState") == "CANCELLED":
                 pairs["Reason"] = ""
+            if pairs.get("Restarts") != "0" and pairs.get("JobState") in ("PENDING", "CANCELLED"):
+                pairs["ExitCode"] = ""  # of a start that was requeued, perhaps
             pairs["NumNodes"] = pairs.get("NumNodes", "").partition("-")[0]
             has_choice = pairs.get("ExcNodeList", "(null)") == "(null)"
             pairs["NodeList"] = _count_nodes(pairs.get("NodeList", "")) if has_choice else pairs["NodeList"]

@@ -66,6 +66,8 @@ class Attempt:
     end_state: str | None = None
     cause: str | None = None
     """Why Slurm ends it: the state of its end."""
+    is_requeued: bool = False
+    """It was requeued, and has not ended yet: in Slurm's books it has."""
     is_ghost: bool = False
     """Its node was given up by Slurm, and its processes went on."""
 
@@ -361,7 +363,8 @@ class Slurm:
             "JobID": row.job_id, "JobName": row.name, "State": row.state,
             "Reason": row.reason, "Partition": "compute", "NodeList": ",".join(row.nodes) or "None assigned",
             "NNodes": str(row.nnodes), "Submit": _epoch(row.submit), "Start": _epoch(row.start) or never,
-            "End": _epoch(end) or "Unknown", "ExitCode": f"{row.exit[0]}:{row.exit[1]}", "SubmitLine": row.submit_line,
+            "End": _epoch(end) or "Unknown", "ExitCode": f"{row.exit[0] % 128}:{row.exit[1]}",
+            "SubmitLine": row.submit_line,
             "ElapsedRaw": str(int((end if end is not None else self.world.now) - row.start)) if row.start else "0",
             "User": USER,
         }  # fmt: skip
@@ -449,6 +452,8 @@ class Slurm:
         if task:
             tasks = set(array_indices(task.strip("[]").partition("%")[0]))
             named = [job for job in self.jobs.values() if job.array == int(root) and job.task in tasks]
+            if named and named[0].has_ended and not named[0].is_split:  # one record, of all tasks that never began
+                return [job for job in self.jobs.values() if job.array == int(root) and not job.is_split]
             for job in named if splits else []:
                 self._split(job)
             return named
@@ -534,12 +539,14 @@ class Slurm:
             return
         busy = {name for job in self.jobs.values() for name in job.node_list if job.attempt is not None}
         blocked_until = float("inf")
-        for job in sorted(self.jobs.values(), key=lambda job: (max(job.number, 0) or job.root, job.task or 0)):
+        for job in sorted(self.jobs.values(), key=lambda job: (job.root, job.task or 0)):
             if job.state != "PENDING" or job.held or job.completing:
                 continue
             if job.begin > self.world.now:
                 job.reason = "BeginTime"
                 self.world.at(job.begin, self._schedule)
+                continue
+            if job.reason == "DependencyNeverSatisfied":  # for good, whatever becomes of the other job
                 continue
             met = self._is_dependency_met(job)
             if met is not True:
@@ -586,6 +593,8 @@ class Slurm:
             if any(not other.has_ended for other in others):
                 return None
             if kind == "afterok" and any(other.state != "COMPLETED" for other in others):
+                return False
+            if kind == "afternotok" and others and all(other.state == "COMPLETED" for other in others):
                 return False
         return True
 
@@ -660,6 +669,7 @@ class Slurm:
         if attempt.cause is not None:
             # Also a job that is being cancelled is put back by a requeue.
             if state == "REQUEUED" or (state == "CANCELLED" and attempt.cause in ("REQUEUED", "PREEMPTED")):
+                attempt.is_requeued = attempt.cause == "REQUEUED"
                 attempt.cause = state
             return
         attempt.cause = state
@@ -687,6 +697,8 @@ class Slurm:
         job.completing, job.end, job.exit = False, now, exit_
         self.world.log(f"job {job.id} ends: {state} {exit_[0]}:{exit_[1]}")
         shown = f"CANCELLED by {UID}" if state == "CANCELLED" else state
+        if attempt.is_requeued and state == "CANCELLED":  # the requeue is in the books, and no further end
+            shown, job.restarts = "REQUEUED", job.restarts + 1
         self._account(job, shown, end=now)
         puts_back = state == "REQUEUED" or (
             state in ("PREEMPTED", "NODE_FAIL") and job.requeue and self.settings.allows_requeue
@@ -732,7 +744,8 @@ class Slurm:
         job_id = job.id
         if job.array is not None and not job.is_split:
             members = [one for one in self.jobs.values() if one.array == job.array and not one.is_split]
-            job_id = f"{job.array}_[{_task_text(members)}]"
+            if len(members) > 1 or sum(one.array == job.array for one in self.every) == 1:
+                job_id = f"{job.array}_[{_task_text(members)}]"
             if state == "PENDING":
                 return  # see `_array_rows`
         if state.startswith("CANCELLED") and not job.node_list and (job.held or job.reason in _NOT_ELIGIBLE):
@@ -817,7 +830,7 @@ def _reason(job: Job) -> str:
     if (
         job.state == "PENDING"
         or (job.state == "CANCELLED" and not job.node_list)
-        or (job.held and job.attempt is not None)
+        or (job.held and (job.attempt is not None or job.state == "COMPLETED"))
     ):
         return job.reason
     return {"TIMEOUT": "TimeLimit", "NODE_FAIL": "NodeDown", "FAILED": "NonZeroExitCode"}.get(job.state, "None")

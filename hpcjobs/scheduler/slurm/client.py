@@ -18,6 +18,7 @@ from hpcjobs.record.state import read_state_file
 from hpcjobs.scheduler.base import Estimate, JobRecord, Submitted
 from hpcjobs.scheduler.slurm.parse import (
     ACCOUNTED,
+    ACCOUNTED_BEFORE_20_11,
     QUEUED,
     SUBMISSIONS,
     parse_sacct,
@@ -147,8 +148,7 @@ class SlurmScheduler:
         if not ids:
             return []
         try:
-            commands = (slurm_commands.list_accounted(*ACCOUNTED, jobs=portion) for portion in split_ids(ids))
-            return [record for command in commands for record in parse_sacct(self._ask(command).out)]
+            return [record for portion in split_ids(ids) for record in self._accounted(jobs=portion)]
         except SchedulerError as error:
             parents = {job_id.split("_")[0] for job_id in ids}
             shown = self.show_jobs(parents)
@@ -165,12 +165,10 @@ class SlurmScheduler:
         """
         if job_ids is not None and not job_ids:
             return []
-        question = slurm_commands.list_accounted(
-            *ACCOUNTED, users=[user], jobs=job_ids or (), since=(since or 0) if job_ids is None else None
-        )
         accounted: list[JobRecord] = []
         try:
-            accounted = parse_sacct(self._ask(question).out)
+            since = (since or 0) if job_ids is None else None
+            accounted = self._accounted(users=[user], jobs=job_ids or (), since=since)
         except SchedulerError as error:
             if not isinstance(error, CommandMissingError) and "disabled" not in error.message:
                 warnings.warn(
@@ -181,6 +179,20 @@ class SlurmScheduler:
         remembered = parse_squeue(self._ask(slurm_commands.list_queue(*QUEUED, mine=True, states=("all",))).out)
         further = [record for record in remembered if ids is None or record.job_id.split("_")[0] in ids]
         return accounted + [record for record in further if record.job_id not in there]
+
+    def _accounted(
+        self, *, users: Iterable[str] = (), jobs: Iterable[str] = (), since: float | None = None
+    ) -> list[JobRecord]:
+        """One sacct, or two of a Slurm that does not know a column."""
+        try:
+            table = ACCOUNTED
+            out = self._ask(slurm_commands.list_accounted(*table, users=users, jobs=jobs, since=since)).out
+        except SchedulerError as error:
+            if "SubmitLine" not in error.message:
+                raise
+            table = ACCOUNTED_BEFORE_20_11
+            out = self._ask(slurm_commands.list_accounted(*table, users=users, jobs=jobs, since=since)).out
+        return parse_sacct(out, table)
 
     def show_jobs(self, job_ids: Collection[str]) -> list[JobRecord]:
         """The jobs as slurmctld remembers them; one that it has forgotten gives none."""

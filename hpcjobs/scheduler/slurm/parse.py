@@ -9,13 +9,14 @@ from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.slurm.fields import read_job_name, read_shown
 from hpcjobs.scheduler.slurm.table import Table, TableRow
 
-ACCOUNTED: Final = Table(
-    (
-        *("JobID", "JobName", "State", "Reason", "Partition", "NodeList", "NNodes"),
-        *("Submit", "Start", "End", "ElapsedRaw", "ExitCode"),
-    )
+_ACCOUNTED = (
+    *("JobID", "JobName", "State", "Reason", "Partition", "NodeList", "NNodes"),
+    *("Submit", "Start", "End", "ElapsedRaw"),
 )
-"""The columns of sacct."""
+ACCOUNTED: Final = Table((*_ACCOUNTED, "SubmitLine", "ExitCode"))
+"""The columns of sacct. SubmitLine may hold newlines, and so is not the last one."""
+ACCOUNTED_BEFORE_20_11: Final = Table((*_ACCOUNTED, "ExitCode"))
+"""The same of a Slurm that keeps no sbatch command."""
 QUEUED: Final = Table(
     (
         *("JobID", "JobName", "State", "Reason", "Partition", "NodeList", "NNodes"),
@@ -25,6 +26,7 @@ QUEUED: Final = Table(
 """The columns of squeue."""
 SUBMISSIONS: Final = Table(("JobID", "SubmitLine"))
 """Columns of sacct that name a job's script."""
+_SUBMITTED_SCRIPT = re.compile(r"\S*sbatch(?: --?\S+)* (/.*)")
 _SUBMITTED = re.compile(r"^([0-9]+)(?:;(.*))?$", re.MULTILINE)
 _SHOWN_JOB = re.compile(r"^(?=JobId=)", re.MULTILINE)
 
@@ -63,9 +65,9 @@ def _queued_job(row: TableRow) -> JobRecord:
     )
 
 
-def parse_sacct(out: str) -> list[JobRecord]:
-    """Records of the jobs in the table `ACCOUNTED`, one row per job (``--allocations``)."""
-    return [_accounted_job(row) for row in ACCOUNTED.rows(out)]
+def parse_sacct(out: str, table: Table = ACCOUNTED) -> list[JobRecord]:
+    """Records of the jobs in ``table``, one row per job (``--allocations``)."""
+    return [_accounted_job(row) for row in table.rows(out)]
 
 
 def _accounted_job(row: TableRow) -> JobRecord:
@@ -86,7 +88,14 @@ def _accounted_job(row: TableRow) -> JobRecord:
         elapsed_s=row.count("ElapsedRaw"),
         exit_code=code if state.ended else None,
         signal=signal,
+        command=_submitted_script(row.raw("SubmitLine")),
     )
+
+
+def _submitted_script(line: str) -> str | None:
+    """The script of an sbatch command as it was typed, without quotes; None where options may be a part of it."""
+    match = _SUBMITTED_SCRIPT.fullmatch(line)
+    return None if match is None else match[1]
 
 
 def accounted_reason(row: TableRow) -> str | None:

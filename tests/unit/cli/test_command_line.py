@@ -58,7 +58,7 @@ def ended(cluster: Path, code: int, *, state: str | None = None) -> None:
     state = state or ("COMPLETED" if code == 0 else "FAILED")
     answer(cluster, "squeue", ":")
     now = int(time.time())
-    row = ["42", "true", state, "None", "main", "n1", "1", str(now), str(now), str(now + 2), "2", f"{code}:0"]
+    row = ["42", "true", state, "None", "main", "n1", "1", str(now), str(now), str(now + 2), "2", "", f"{code}:0"]
     answer(cluster, "sacct", "printf '" + "\\037".join(row) + "\\n'")
 
 
@@ -474,7 +474,21 @@ def test_a_job_that_completed_while_slurmctld_was_away_met_no_time_limit_whateve
     now = int(time.time())
     end = {"job_id": "42", "state": "COMPLETED", "exit_code": 0, "nodes": "n1"}
     (run_dir / "state.json").write_text(json.dumps(end | {"started": now - 900, "ended": now - 870}))
-    row = ["42", "true", "TIMEOUT", "None", "main", "n1", "1", str(now), str(now - 900), str(now - 100), "800", "0:0"]
+    row = [
+        "42",
+        "true",
+        "TIMEOUT",
+        "None",
+        "main",
+        "n1",
+        "1",
+        str(now),
+        str(now - 900),
+        str(now - 100),
+        "800",
+        "",
+        "0:0",
+    ]
     answer(cluster, "sacct", "printf '" + "\\037".join(row) + "\\n'")
     answer(cluster, "squeue", ":")
     assert "job 42 COMPLETED" in ok("wait", "42").err
@@ -487,7 +501,7 @@ def test_waiting_for_a_job_that_met_its_time_limit_never_says_that_it_was_cancel
     now = int(time.time())
     end = {"job_id": "42", "state": "CANCELLED", "exit_code": 143, "nodes": "n1"}  # all that the job knows of a SIGTERM
     (run_dir / "state.json").write_text(json.dumps(end | {"started": now - 70, "ended": now}))
-    row = ["42", "true", "TIMEOUT", "None", "main", "n1", "1", str(now - 70), str(now - 70), str(now), "70", "0:0"]
+    row = ["42", "true", "TIMEOUT", "None", "main", "n1", "1", str(now - 70), str(now - 70), str(now), "70", "", "0:0"]
     answer(cluster, "sacct", "printf '" + "\\037".join(row) + "\\n'")
     answer(cluster, "squeue", ":")
     answered = within("wait", "42")

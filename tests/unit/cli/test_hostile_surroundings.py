@@ -31,7 +31,7 @@ def cluster(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     commands = tmp_path / "slurm"
     commands.mkdir()
     now = str(int(time.time()))
-    row = "\\037".join(["42", "true", "FAILED", "None", "main", "n1", "1", now, now, now, "2", "3:0"])
+    row = "\\037".join(["42", "true", "FAILED", "None", "main", "n1", "1", now, now, now, "2", "", "3:0"])
     for name, script in {"sbatch": "echo 42", "sacct": f"printf '{row}\\n'"}.items():
         stub(commands, name, script)
     for name in ("squeue", "scontrol", "scancel", "sinfo"):

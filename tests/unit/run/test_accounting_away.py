@@ -87,7 +87,7 @@ def test_a_short_job_of_sbatch_is_known_while_slurmdbd_has_no_name_for_it(here: 
         f"JobId=7 JobName=job.sh UserId=root(0) JobState=COMPLETED Reason=None ExitCode=0:0 SubmitTime={NOW - 9}"
         f" StartTime={NOW - 9} EndTime={NOW - 9} NodeList=n1 NumNodes=1 Command={here}/job.sh"
     ).replace("root(0)", f"{user_name()}({os.getuid()})")
-    row = ["7", "allocation", "COMPLETED", "None", "", "n1", "1", *[str(NOW - 9)] * 3, "0", "0:0"]
+    row = ["7", "allocation", "COMPLETED", "None", "", "n1", "1", *[str(NOW - 9)] * 3, "0", "", "0:0"]
     answer(slurm, "scontrol", f"case $* in *'show job'*) echo '{shown}';; esac")
     answer(slurm, "sacct", "printf '" + "\\037".join(row) + "\\n'")
     assert ok("cancel", "7").out == "job 7 had ended before: COMPLETED\n"
@@ -106,7 +106,7 @@ def test_the_nodes_of_a_job_that_has_just_ended_are_all_named(here: Path, slurm:
     content = {"job_id": "7", "state": "FAILED", "exit_code": 7, "started": NOW - 60, "ended": NOW - 9}
     (Path(entry.run_dir) / "state.json").write_text(json.dumps({**content, "nodes": "n[1-4]"}))
     times = [str(NOW - 600), str(NOW - 60), str(NOW - 9)]
-    row = ["7", "allocation", "FAILED", "None", "", "n1", "1", *times, "51", "7:0"]
+    row = ["7", "allocation", "FAILED", "None", "", "n1", "1", *times, "51", "", "7:0"]
     answer(slurm, "sacct", "printf '" + "\\037".join(row) + "\\n'")
     record = records("-a")["7"]
     assert (record["source"], record["node_list"], record["nnodes"]) == ("sacct", "n[1-4]", 4)

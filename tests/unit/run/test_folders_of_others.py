@@ -56,7 +56,7 @@ def hostile(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host
     (here / "site_configs" / "mine.yaml").write_text(SITE)
     monkeypatch.setenv("HPCJOBS_SITE", "mine")
     now = int(time.time())
-    fields = ["7", "true", "RUNNING", "None", "main", "n1", "1", now, now, "Unknown", "2", "0:0"]
+    fields = ["7", "true", "RUNNING", "None", "main", "n1", "1", now, now, "Unknown", "2", "", "0:0"]
     row = "\\037".join(map(str, fields))
     scripts = {
         "sbatch": "echo 7", "sacct": f"printf '{row}\\n'", "scontrol": "echo ClusterName = c", "squeue": _SQUEUE,

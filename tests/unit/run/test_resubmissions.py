@@ -51,7 +51,7 @@ def queued(job_id: str, state: str, script: str) -> str:
 
 def accounted(job_id: str, state: str, submitted: int, ended: int, code: int) -> str:
     times = (str(submitted), str(submitted + 10), str(ended), str(ended - submitted))
-    return "\\037".join([job_id, "job", state, "None", "main", "n1", "1", *times, f"{code}:0"]) + "\\n"
+    return "\\037".join([job_id, "job", state, "None", "main", "n1", "1", *times, "", f"{code}:0"]) + "\\n"
 
 
 def test_ps_show_wait_and_cancel_know_the_job_that_continues_it(job: Entry, slurm: Path) -> None:

@@ -84,6 +84,40 @@ def test_the_run_folder_means_the_earlier_job_which_ended(slurm: Path, earlier: 
     assert not (slurm / "scancel.asked").exists()
 
 
+COLUMNS = "JobID,JobName,State,Reason,Partition,NodeList,NNodes,Submit,Start,End,ElapsedRaw,{}ExitCode"
+
+
+def account(slurm: Path, script: str | None, *, submitted: int, name: str = "earlier") -> None:
+    """Of job 1 the queue knows nothing, and sacct that it completed; ``script`` None: it keeps no commands."""
+    values = ["1", name, "COMPLETED", "None", "main", "n9", "1", submitted, submitted + 1, submitted + 2, "1"]
+    row = "\\037".join(map(str, [*values, *([f"sbatch --parsable {script}"] if script else []), "0:0"]))
+    columns = COLUMNS.format("SubmitLine," if script else "")
+    refusal = "echo 'sacct: fatal: Invalid field requested: \"SubmitLine\"' >&2; exit 1"
+    answer(slurm, "squeue", ":")
+    answer(slurm, "sacct", f"case $* in *{columns}*) printf '{row}\\n' ;; *) {refusal} ;; esac")
+
+
+def test_a_job_that_the_controller_forgot_is_not_shown_with_the_end_of_the_job_that_got_its_id(
+    slurm: Path, earlier: Entry
+) -> None:
+    """Both have one name and user, and were submitted within a minute."""
+    os.unlink(f"{earlier.run_dir}/state.json")  # it never began
+    account(slurm, f"{earlier.run_dir}-2/job.sh", submitted=int(earlier.submitted) + 50)
+    (row,) = [row for row in json.loads(ok("ps", "-a", "--json").out) if row["run_dir"] == earlier.run_dir]
+    assert row["record"]["state"] == "UNKNOWN"
+    assert within("wait", earlier.run_dir).code != 0
+
+
+@pytest.mark.parametrize("script", ["{run_dir}/job.sh", "-D /scratch {run_dir}/job.sh", "/spool/copy-of-it", None])
+def test_a_job_is_known_by_its_name_and_time_where_sacct_has_no_sure_script(
+    slurm: Path, earlier: Entry, script: str | None
+) -> None:
+    os.unlink(f"{earlier.run_dir}/state.json")
+    script = None if script is None else script.format(run_dir=earlier.run_dir)
+    account(slurm, script, submitted=int(earlier.submitted) + 1)
+    assert '"COMPLETED"' in ok("show", earlier.run_dir, "--json").out
+
+
 def test_without_an_accounting_a_report_has_both_jobs(slurm: Path, earlier: Entry) -> None:
     rows = json.loads(ok("report", "jobs", "--json").out)
     assert sorted((row["name"], row["state"], row["run_dir"]) for row in rows) == [

@@ -70,9 +70,27 @@ def test_the_accounting_is_read_with_exit_codes_signals_and_times() -> None:
     ("state", "started", "reason"), [("COMPLETED", "1795264464", None), ("CANCELLED by 0", "None", "BeginTime")]
 )
 def test_why_a_job_once_waited_is_no_reason_for_its_end(state: str, started: str, reason: str | None) -> None:
-    row = ["9", "a", state, "BeginTime", "cpu", "n1", "1", "1795264464", started, "1795264470", "6", "0:0"]
+    row = ["9", "a", state, "BeginTime", "cpu", "n1", "1", "1795264464", started, "1795264470", "6", "sbatch x", "0:0"]
     (record,) = parse_sacct(SEPARATOR.join(row) + "\n")
     assert record.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("line", "script"),
+    [
+        ("sbatch --parsable /r/run 1/job.sh", "/r/run 1/job.sh"),
+        ("/usr/bin/sbatch --parsable --dependency=afterany:7 /r/job.sh", "/r/job.sh"),
+        ("sbatch --chdir /scratch /r/job.sh", "/scratch /r/job.sh"),
+        ("sbatch -p gpu /r/job.sh", None),
+        ("sbatch job.sh", None),
+        ("sbatch --wrap echo\n3 lines", None),
+        ("", None),
+    ],
+)
+def test_the_script_of_an_accounted_job_is_that_of_its_sbatch(line: str, script: str | None) -> None:
+    row = ["9", "a", "FAILED", "None", "cpu", "n1", "1", "1795264464", "1795264464", "1795264470", "6", line, "3:0"]
+    (record,) = parse_sacct(SEPARATOR.join(row) + "\n")
+    assert (record.command, record.exit_code) == (script, 3)
 
 
 def test_the_controllers_own_words_agree_with_the_accounting() -> None:
@@ -149,7 +167,7 @@ def test_output_of_another_shape_gives_no_records(parse: object, out: str) -> No
 
 
 def test_a_banner_and_a_line_cut_off_do_not_hide_the_jobs_beside_them() -> None:
-    complete = SEPARATOR.join(["7", "a", "RUNNING", "None", "main", "n1", "1", "9", "9", "Unknown", "4", "0:0"])
+    complete = SEPARATOR.join(["7", "a", "RUNNING", "None", "main", "n1", "1", "9", "9", "Unknown", "4", "", "0:0"])
     out = (
         f"Welcome, 2 jobs of yours run\n{complete}\n8{SEPARATOR}b{SEPARATOR}RUN\n{complete.replace('7', '9', 1)}\nBye\n"
     )
@@ -189,7 +207,7 @@ def test_output_cut_short_anywhere_loses_rows_but_never_invents_any(name: str) -
 
 
 def test_values_that_nobody_knows_are_none() -> None:
-    row = ["7", "(null)", "PENDING", "None", "main", "None assigned", "1", "Unknown", "N/A", "0", "", ""]
+    row = ["7", "(null)", "PENDING", "None", "main", "None assigned", "1", "Unknown", "N/A", "0", "", "", ""]
     assert len(row) == len(ACCOUNTED.columns)
     (record,) = parse_sacct(SEPARATOR.join(row))
     nothing = (record.name, record.reason, record.node_list, record.submitted, record.started, record.ended)
