@@ -131,19 +131,21 @@ def test_no_submission_is_lost_or_doubled_while_slurmctld_is_stopped_killed_and_
     runs = Counter(int(path.name.partition("-")[0]) for path in ran.iterdir())
     accepted = {n: cluster.took(answer.out) for n, answer in enumerate(answers) if answer.code == 0}
     when = {n: json.loads((job.run_dir / "submitted.json").read_text())["submitted"] for n, job in accepted.items()}
-    lost = [n for n in accepted if not runs[n]]
+    # srun asks slurmctld before it starts the program, and gives up after MessageTimeout.
+    unstarted = {n for n in accepted if not runs[n] and "srun: error: Unable to" in accepted[n].log}
+    lost = [n for n in accepted if not runs[n] and n not in unstarted]
     print(f"{len(accepted)} of {COUNT} accepted, {sum(runs.values())} ran; {Counter(deed.kind for deed in deeds)}")
-    print(f"by slurmctld, which was killed before it saved its list: {len(lost)} lost, {len(held)} put back and held")
+    print(f"{len(unstarted)} failed as srun had no answer; {len(lost)} forgotten by a slurmctld that was killed before it")
+    print(f"saved its list, {len(held)} put back and held")
     print(Counter(answer.err.strip()[-200:] for answer in answers if answer.code != 0))
     states = {row["run_dir"]: row["record"]["state"] for row in cluster.rows("-a")}
     assert [n for n, count in runs.items() if count > 1] == []
     for n in lost:
         near = [(d.kind, round(d.began - when[n], 1), round(d.ended - when[n], 1)) for d in deeds]
         print(n, accepted[n].id, [one for one in near if -60 < one[1] < 60], states.get(str(accepted[n].run_dir)))
-        print(sorted(os.listdir(accepted[n].run_dir)), accepted[n].log[-600:])
     assert [n for n in lost if not _is_unsaved(when[n], deeds)] == []
     for number, job in accepted.items():
-        expected = "UNKNOWN" if number in lost else "COMPLETED"
+        expected = "UNKNOWN" if number in lost else "FAILED" if number in unstarted else "COMPLETED"
         assert states[str(job.run_dir)] == expected or job.id in held, number
     for number in runs.keys() - accepted.keys():  # it was said that this is not known, and now it is
         assert "may" in answers[number].err, answers[number]
