@@ -42,11 +42,11 @@ class Agent:
         self.verbs = set(re.findall(r"(?m)^\| `([a-z]+)` \|", skill()))
         self.codes = {int(code) for code in re.findall(r"(?m)^\| (\d+) \|", skill())}
         self.outputs = re.findall(r"(?m)^- `([^`]+)`$", skill())
-        self.asked = 0
+        self.calls = 0
 
     def __call__(self, line: str, *more: str, code: int = 0, job_code: int | None = None) -> Any:
         """The document that a command prints; ``job_code``: the command ends with the exit code of a job."""
-        self.asked += 1
+        self.calls += 1
         arguments = [*line.split(), *more]
         assert arguments[0] in self.verbs, arguments
         at = 2 if arguments[0] in GROUPS and len(arguments) > 1 and arguments[1].isalpha() else 1
@@ -117,7 +117,7 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     monkeypatch.delenv("HPCJOBS_READ_ONLY", raising=False)
     within("cancel", "--all")
     within("wait", *(request["job_id"] for request in requests()))
-    assert one.asked > 0
+    assert one.calls > 0
     used = most()
     assert {key: used[key] for key in BUDGET if used[key] > BUDGET[key] + 1e-9} == {}
 
