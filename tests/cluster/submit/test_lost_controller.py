@@ -135,7 +135,9 @@ def test_no_submission_is_lost_or_doubled_while_slurmctld_is_stopped_killed_and_
     unstarted = {n for n in accepted if not runs[n] and "srun: error: Unable to" in accepted[n].log}
     lost = [n for n in accepted if not runs[n] and n not in unstarted]
     print(f"{len(accepted)} of {COUNT} accepted, {sum(runs.values())} ran; {Counter(deed.kind for deed in deeds)}")
-    print(f"{len(unstarted)} failed as srun had no answer; {len(lost)} lost by slurmctld, killed before it saved its list")
+    print(
+        f"{len(unstarted)} failed as srun had no answer; {len(lost)} lost by slurmctld, killed before it saved its list"
+    )
     print(f"{len(held)} put back and held")
     print(Counter(answer.err.strip()[-200:] for answer in answers if answer.code != 0))
     states = {row["run_dir"]: row["record"]["state"] for row in cluster.rows("-a")}

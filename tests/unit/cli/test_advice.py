@@ -107,7 +107,7 @@ def parse(arguments: Sequence[str]) -> None:
     context = command.context_class(command, info_name="hpcjobs")
     rest = list(arguments)
     while True:
-        own = {name for parameter in command.params for name in parameter.opts}
+        own = {"--help", *(name for parameter in command.params for name in parameter.opts)}
         if rest and rest[0].startswith("-") and rest[0] not in own and hasattr(command, "commands"):
             rest.insert(0, next(iter(command.commands)))  # sweep --set ... is sweep run
         _, rest, _ = command.make_parser(context).parse_args(rest)
