@@ -124,7 +124,7 @@ def _summarise(jobs: pl.DataFrame) -> list[str]:
     lines = [f"States: {', '.join(f'{count} {state}' for state, count in states)}."]
     waits = jobs["queue_wait_s"].drop_nulls()
     if len(waits):
-        half, most = (human_duration(float(waits.quantile(share) or 0)) for share in (0.5, 0.9))
+        half, most = map(human_duration, _quantiles(waits, (0.5, 0.9)))
         lines.append(f"Half of the jobs waited at most {half}, nine of ten at most {most}.")
     measured = jobs.filter(pl.col("cpu_s").is_not_null() & (pl.col("cpus") * pl.col("elapsed_s") > 0))
     if len(measured):
@@ -276,7 +276,8 @@ def _waits(jobs: pl.DataFrame, made: dict[str, Figure]) -> Section:
 
 
 def _quantiles(values: pl.Series, shares: Sequence[float]) -> list[float]:
-    return [float(values.quantile(share, "linear") or 0.0) for share in shares]
+    """The smallest values that at least these shares of the values do not exceed (nearest rank)."""
+    return [float(value) for value in np.quantile(values.to_numpy(), shares, method="inverted_cdf")]
 
 
 def _draw_waits(groups: dict[str, pl.Series], label: str) -> Figure:
@@ -339,6 +340,14 @@ def _wastes(jobs: pl.DataFrame) -> list[Section]:
     return sections
 
 
+def _largest_share(
+    held: int | None, parts: int | None, jobs: Sequence[tuple[float | None, int | None, int | None]]
+) -> float | None:
+    """The share of ``held`` in so many ``parts`` that the busiest part of these jobs (share, held, parts) would use."""
+    busy = [share * each / count for share, each, count in jobs if share is not None and each and count]
+    return max(busy) * parts / held if busy and held and parts else None
+
+
 _WASTE_NOTE: Final = "Next request: enough for every job of that name in the period, with the margins of report advise."
 
 
@@ -348,11 +357,17 @@ def _next_request(jobs: pl.DataFrame) -> tuple[str, str]:
     completed = [JobUsage.from_row(row) for row in rows if row["state"] == "COMPLETED"]
     advice: dict[str, Advice] = {}
     if completed:
+        last = completed[-1]
         most: dict[str, Any] = {
             name: max((value for one in completed if (value := getattr(one, name)) is not None), default=None)
-            for name in ("needed_s", "mem_per_node_bytes", "cpu_efficiency", "gpu_utilization")
+            for name in ("needed_s", "mem_per_node_bytes")
         }
-        advice = {one.option: one for one in advise(completed[-1]._replace(**most))}
+        # The last job with the busy CPUs of a task, and GPUs of a node, of the job that had most of them.
+        cpus = [(one.cpu_efficiency, one.cpus, one.tasks) for one in completed]
+        gpus = [(one.gpu_utilization, one.gpus, one.nodes) for one in completed]
+        most["cpu_efficiency"] = _largest_share(last.cpus, last.tasks, cpus)
+        most["gpu_utilization"] = _largest_share(last.gpus, last.nodes, gpus)
+        advice = {one.option: one for one in advise(last._replace(**most))}
     for row in rows:
         if row["state"] in ("TIMEOUT", "OUT_OF_MEMORY"):
             advice |= {one.option: one for one in advise(JobUsage.from_row(row))}

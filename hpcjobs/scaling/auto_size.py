@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -430,9 +431,10 @@ def parse_finish(text: str, *, now: float | None = None) -> float:
     now = time.time() if now is None else now
     try:
         if len(text) == 5 and text[2] == ":":
-            today = time.strftime("%Y-%m-%d", time.localtime(now))
-            moment = time.mktime(time.strptime(f"{today}T{text}", "%Y-%m-%dT%H:%M"))
-            return moment if moment > now else moment + 86400
+            clock, today = time.strptime(text, "%H:%M"), datetime.fromtimestamp(now).date()
+            days = (today, today + timedelta(days=1))
+            moments = (datetime(day.year, day.month, day.day, clock.tm_hour, clock.tm_min).timestamp() for day in days)
+            return next(moment for moment in moments if moment > now)
         if "T" in text:
             return time.mktime(time.strptime(text[:16], "%Y-%m-%dT%H:%M"))
         return now + walltime_s(text)

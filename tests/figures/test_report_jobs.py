@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from commandline import ok
-from run_summaries import accounted
+from run_summaries import accounted, clock
 from sacct_rows import recorded_rows, simulated_rows
 from scripted_cluster import ScriptedCluster, read_duration, read_table
 
@@ -297,3 +298,61 @@ def test_a_job_that_has_not_started_has_neither_energy_nor_cost(cluster: Scripte
     assert printed["506"]["COST"] == f"{0.5 * (16 * CPU_HOUR + NODE_HOUR):.2f} EUR"
     (total,) = read_table(ok("report", "jobs", "504", "505").out, "ALL")
     assert (total["ENERGY"], total["COST"]) == ("-", "-")
+
+
+def table_of(page: str, header: str) -> list[dict[str, str]]:
+    """The rows of the table of the page whose first header is this, cells by header."""
+    for table in re.findall(r"<table.*?</table>", page, re.DOTALL):
+        rows = [
+            [re.sub(r"<[^>]+>", "", cell).strip() for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL)]
+            for row in re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL)
+        ]
+        if rows[0][0] == header:
+            return [dict(zip(rows[0], cells, strict=True)) for cells in rows[1:]]
+    raise AssertionError(f"no table of {header}")
+
+
+def test_the_waits_of_the_page_are_percentiles_of_the_jobs(cluster: ScriptedCluster) -> None:
+    """The smallest wait that so many of the jobs did not exceed: nine of ten waited no longer."""
+    chance = np.random.default_rng(5)
+    waits = {1: chance.integers(0, 40_000, 10), 2: chance.integers(0, 90_000, 7), 16: chance.integers(0, 9000, 2)}
+    rows = [
+        accounted(str(600 + number), nodes=nodes, waited=int(waited), lasted=100)
+        for number, (nodes, waited) in enumerate((nodes, waited) for nodes, each in waits.items() for waited in each)
+    ]
+    cluster.account(rows)
+    ok("report", "jobs", "-a", "--page", "week")
+    page = Path("week/index.html").read_text(encoding="utf-8")
+
+    def assert_rank(text: str, every: Any, share: float) -> None:
+        length, unit = read_duration(text)
+        (waited,) = [value for value in np.unique(every) if 0 <= value - length < unit][:1]
+        assert np.mean(every <= waited) >= share > np.mean(every < waited), (text, share)
+
+    shown = {row["nodes of the job"]: row for row in table_of(page, "nodes of the job")}
+    columns = {"10 %": 0.1, "median": 0.5, "90 %": 0.9, "longest": 1.0}
+    for name, nodes in (("1", 1), ("2 to 3", 2), ("16 to 31", 16)):
+        assert int(shown[name]["jobs"]) == len(waits[nodes])
+        for column, share in columns.items():
+            assert_rank(shown[name][column], waits[nodes], share)
+    found = re.search(r"Half of the jobs waited at most (\S+), nine of ten at most (\S+)\.", page)
+    assert found is not None
+    for text, share in zip(found.groups(), (0.5, 0.9), strict=True):
+        assert_rank(text, np.concatenate(list(waits.values())), share)
+
+
+def test_the_next_request_of_a_name_is_enough_for_its_largest_job(cluster: ScriptedCluster) -> None:
+    """Two jobs of one name: 12.8 of 32 CPUs of a task were busy, and 3.2 of 16 in the last one."""
+    rows = []
+    for number, (cpus, busy) in enumerate(((32, 12.8), (16, 3.2))):
+        job = accounted(str(700 + number), lasted=3600, TotalCPU=clock(busy * 3600), NCPUS=str(cpus))
+        job["Submit"] = job["Eligible"] = str(int(job["Submit"]) + number)
+        job["AllocTRES"] = f"billing={cpus},cpu={cpus},mem=64G,node=1"
+        rows += [job, step_of(job, "0", 0, 3600)]
+    cluster.account(rows)
+    ok("report", "jobs", "-a", "--page", "week")
+    page = Path("week/index.html").read_text(encoding="utf-8")
+    (row,) = table_of(page[page.index("CPU hours without work") :], "user")
+    assert float(row["hours"]) == pytest.approx(32 - 12.8 + 16 - 3.2, abs=0.051)
+    advised = re.search(r"--cpus-per-task=(\d+)", row["next request"])
+    assert advised is None or int(advised[1]) >= 12.8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -293,6 +294,19 @@ def test_a_site_with_one_size_needs_no_trial() -> None:
 @pytest.mark.parametrize(("text", "after_s"), [("8h", 8 * HOUR), ("90m", 1.5 * HOUR)])
 def test_an_end_may_be_a_time_from_now(text: str, after_s: float) -> None:
     assert parse_finish(text, now=1e9) == 1e9 + after_s
+
+
+def test_a_time_of_day_is_that_of_the_clock_after_its_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Berlin the 25th of October has 25 hours: from 18:00 on the 24th, 17:00 is 24 hours away and not 23."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        now = parse_finish("2026-10-24T18:00", now=0)
+        assert parse_finish("17:00", now=now) == now + 24 * HOUR
+        assert parse_finish("19:00", now=now) == now + HOUR
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_an_end_may_be_a_clock_time_or_a_date() -> None:
