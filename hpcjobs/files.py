@@ -53,6 +53,37 @@ def _user_dir(variable: str, in_home: str) -> Path:
     return Path(os.environ.get(variable) or Path.home() / in_home).absolute() / "hpcjobs"
 
 
+def make_own_folder(folder: AnyPath) -> None:
+    """Make a folder of mode 0700 whose name others can know, if it is not there.
+
+    Raises:
+        OSError: it cannot be made, or it belongs to another user, who could replace what is put into it.
+    """
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        if os.stat(folder).st_uid != os.getuid():
+            raise _refusal(folder, "it belongs to another user, who could replace what runs as you") from None
+
+
+def require_unplanted(folder: AnyPath) -> None:
+    """Refuse a folder that another user has made where everybody may make one; a group's folder elsewhere is used.
+
+    Raises:
+        OSError: it is such a folder.
+    """
+    parent = os.path.dirname(os.path.abspath(folder))
+    if os.stat(folder).st_uid not in (0, os.getuid()) and os.stat(parent).st_mode & 0o002:
+        text = f"it belongs to another user, who could replace what runs as you, and everybody may write to {parent}"
+        raise _refusal(folder, text)
+
+
+def _refusal(folder: AnyPath, text: str) -> OSError:
+    return PermissionError(errno.EPERM, text, os.fspath(folder))
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a file system without room, or of a quota that is used up."""
 MOST_BYTES = 64 << 20
 """Of a file that is read whole: larger ones are none of hpcjobs."""
 

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
@@ -13,7 +14,7 @@ import msgspec
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from hpcjobs.errors import RequestError
+from hpcjobs.errors import ConfigError, RequestError
 from hpcjobs.job.batch import batch_layers
 from hpcjobs.job.models import Flag, JobSpec, Layer
 from hpcjobs.job.program import program_words, trainers
@@ -87,6 +88,8 @@ def with_project(request: JobSpec) -> Requested:
         return Requested(request)
     if (path := find_project()) is None:
         return Requested(request)
+    if name is not None and not is_ours(path) and not _names_job(path, name):
+        return Requested(request)
     project = read_project(path)
     if name is not None and name not in project.jobs:
         return Requested(request)
@@ -101,6 +104,13 @@ def with_project(request: JobSpec) -> Requested:
         layers.append(Layer(f"{source}: {name}", _in_folder(replace(job, name=job.name or name), path.parent)))
     program = next((layer.spec.program for layer in reversed(layers) if layer.spec.program), ())
     return Requested(replace(request, program=(*program, *arguments) if arguments else ()), tuple(layers))
+
+
+def _names_job(path: Path, name: str) -> bool:
+    """Whether the project file of another user can be read and has a job of that name."""
+    with suppress(ConfigError):
+        return name in read_yaml(path, Project, prepare=split_programs).jobs
+    return False
 
 
 def _only_job(project: Project, path: Path) -> str:

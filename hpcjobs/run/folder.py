@@ -36,7 +36,7 @@ import msgspec
 
 from hpcjobs import __version__
 from hpcjobs.errors import CommandMissingError, HpcJobsWarning, RequestError
-from hpcjobs.files import file_name, write_beside
+from hpcjobs.files import file_name, require_unplanted, write_beside
 from hpcjobs.job.models import Plan
 from hpcjobs.job.script import FIGURES_PROGRAM, MONITOR_PROGRAM, SHELL_FOLDER, shell_files
 from hpcjobs.processes.programs import Result, Runner, run
@@ -63,7 +63,8 @@ def create(plan: Plan, code: CodeState | None) -> None:
         (plan.run_dir / "logs").mkdir(mode=0o700)
     except OSError as error:
         raise RequestError(
-            f"run folder {plan.run_dir} cannot be made: {error.strerror}", hint="run_root of the site file says where"
+            f"run folder {plan.run_dir} cannot be made: {error.filename}: {error.strerror}",
+            hint="run_root of the site file says where",
         ) from error
     try:
         _fill(plan, code)
@@ -103,7 +104,14 @@ def output_dir(run_dir: Path, job_id: str) -> Path:
 
 
 def make_root(root: Path) -> None:
-    if not root.is_dir():
+    """Make the folder of run folders, if it is not there.
+
+    Raises:
+        OSError: it cannot be made, or another user has made it where everybody may.
+    """
+    if root.is_dir():
+        require_unplanted(root)
+    else:
         root.mkdir(parents=True, exist_ok=True)
         (root / ".gitignore").write_text("*\n")
 

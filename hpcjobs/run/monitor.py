@@ -13,7 +13,7 @@ from subprocess import PIPE, Popen
 from typing import NamedTuple
 
 from hpcjobs.errors import HpcJobsError, RequestError, SchedulerDownError, SchedulerError, UnknownJobError
-from hpcjobs.files import write_beside
+from hpcjobs.files import make_own_folder, write_beside
 from hpcjobs.job.environment import choose_node_python
 from hpcjobs.job.script import MONITOR_PROGRAM, locate_run_root
 from hpcjobs.processes.programs import Runner, run, start
@@ -275,7 +275,7 @@ class ForeignSampler(NamedTuple):
 def start_foreign_sampler(job: ForeignJob, *, interval_s: float) -> ForeignSampler:
     """Start the sampler on each node of ``job``, into its folder; it ends with the job, or by SIGTERM."""
     make_root(job.folder.parent)
-    job.folder.mkdir(mode=0o700, exist_ok=True)
+    make_own_folder(job.folder)
     program = write_program(job.folder)
     arguments = (job.node_python, "-I", str(program), str(job.folder), job.job_id, str(interval_s))
     env = cluster_env(job.slurm_conf)

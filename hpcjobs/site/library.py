@@ -16,7 +16,7 @@ from hpcjobs.site.centre import find_policies
 from hpcjobs.site.machine import cluster_name, slurm_is_here
 from hpcjobs.site.models import OF_THE_LOADER, Frozen, Site
 from hpcjobs.site.project_file import find_project, read_site_name
-from hpcjobs.site.search import SHIPPED, Layer, find_file, layer_of, list_sites
+from hpcjobs.site.search import SHIPPED, Layer, SiteEntry, find_file, layer_of, list_sites
 from hpcjobs.site.trust import list_untrusted, refusal
 from hpcjobs.site.yaml_file import YamlFile, convert_tree, merge_trees, read_chain, read_yaml
 
@@ -87,7 +87,8 @@ def find_default_site() -> str | None:
     if sandbox is not None and sandbox.site in {entry.name for entry in known}:
         return sandbox.site
     entries = [entry for entry in known if not entry.shadowed and entry.layer not in SHIPPED]
-    sites = [(entry, site) for entry in entries if (site := read_site(entry.path)).scheduler == "slurm"]
+    readable = [(entry, site) for entry in entries if (site := _read_candidate(entry)) is not None]
+    sites = [(entry, site) for entry, site in readable if site.scheduler == "slurm"]
     here = cluster_name(os.environ.get("SLURM_CONF")) if any(site.cluster for _, site in sites) else None
     matching = [entry for entry, site in sites if site.cluster is not None and site.cluster.lower() == here]
     candidates = matching or [entry for entry, site in sites if site.cluster is None]
@@ -95,6 +96,17 @@ def find_default_site() -> str | None:
         if of_layer := [str(entry.path) for entry in candidates if entry.layer == layer]:
             return of_layer[0] if len(of_layer) == 1 else None
     return None
+
+
+def _read_candidate(entry: SiteEntry) -> Site | None:
+    """The site; None, with a warning, for a file of the current folder that cannot be used: it may be anybody's."""
+    try:
+        return read_site(entry.path)
+    except ConfigError as error:
+        if entry.layer != "project":
+            raise
+        warnings.warn(f"left out: {error.message}", HpcJobsWarning, stacklevel=2)
+        return None
 
 
 def _existing(name: str, where: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from hpcjobs.errors import ConfigError
@@ -22,7 +23,11 @@ def find_project(folder: Path | None = None) -> Path | None:
 
 def is_ours(path: Path) -> bool:
     """Whether a project file belongs to the user or the system, or is trusted."""
-    return path.stat().st_uid in (0, os.getuid()) or is_trusted(path, read_file(path).text)
+    if path.stat().st_uid in (0, os.getuid()):
+        return True
+    with suppress(ConfigError):  # what another user made there stops no command
+        return is_trusted(path, read_file(path).text)
+    return False
 
 
 def read_site_name(path: Path) -> str | None:

@@ -14,6 +14,7 @@ from typing import Any
 import submitit
 
 from hpcjobs.errors import RequestError
+from hpcjobs.files import make_own_folder
 from hpcjobs.job.directives import sbatch_options
 from hpcjobs.job.launch import Raw, srun_args
 from hpcjobs.job.models import Job
@@ -59,7 +60,7 @@ def executor(
     job = resolve_request(("true",), site, **({"name": name} | options | {"retries": "off"}))
     where = Path(folder).absolute() if folder is not None else Path(job.run_root) / f"{name}-submitit"
     make_root(where.parent)
-    where.mkdir(mode=0o700, exist_ok=True)
+    make_own_folder(where)
     if not job.kind.takes_sbatch_options:
         return _local(job, where, max_num_timeout=max_num_timeout, signal_delay_s=signal_delay_s)
     _point_at(job)

@@ -29,7 +29,7 @@ import msgspec
 from msgspec.structs import replace
 
 from hpcjobs.errors import ConfigError, RequestError, UnknownJobError, reason_of, warn_without_locks
-from hpcjobs.files import lock_file, read_regular, write_beside
+from hpcjobs.files import lock_file, make_own_folder, read_regular, write_beside
 from hpcjobs.job.models import Job
 from hpcjobs.record.names import SUBMITTED
 from hpcjobs.run.folder import make_root
@@ -130,7 +130,7 @@ class SweepFolder:
         """The folder and its rooms, if they are not there."""
         make_root(self.path.parent)
         for folder in (self.path, self.path / "cells", self.path / "chunks"):
-            folder.mkdir(mode=0o700, exist_ok=True)
+            make_own_folder(folder)
 
     @contextmanager
     def lock(self) -> Iterator[None]:

@@ -266,7 +266,7 @@ def records(job: LocalJob, request: Request, view: queue.QueueView) -> Iterator[
 
 def _record(shown: LocalJob, job: LocalJob, request: Request, view: queue.QueueView) -> JobRecord:
     """The record from the files of ``job``, with the id of ``shown``."""
-    started, ended = job.read_started(), job.read_ended()
+    started, ended = job.read_started(), job.read_ended() or view.unrecorded.get(job.job_id)
     verdict = view.verdicts.get(job.submitted_job.job_id)
     reason = verdict.reason if isinstance(verdict, Wait) else None
     if ended is not None:

@@ -7,10 +7,13 @@ supervisor was killed as failed, and wake jobs that can start.
 from __future__ import annotations
 
 import os
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
+from hpcjobs.files import FULL
 from hpcjobs.processes import tree
 from hpcjobs.scheduler.local.job_folder import LocalJob, Lock, activate, is_alive, make, wake
 from hpcjobs.scheduler.local.policy import Never, QueuedJob, Start, StartDecision, Wait, decide
@@ -25,6 +28,8 @@ class QueueView(NamedTuple):
 
     entries: tuple[QueuedJob, ...]
     verdicts: dict[str, StartDecision]
+    unrecorded: Mapping[str, Ended] = MappingProxyType({})
+    """Ends of jobs whose supervisor was killed, while the disk has no room for their record."""
 
 
 class Claim(NamedTuple):
@@ -41,23 +46,30 @@ def update(root: str, *, me: LocalJob | None = None) -> QueueView:
 
     The caller holds the lock.
     """
-    entries = tuple(_scan(root))
+    unrecorded: dict[str, Ended] = {}
+    entries = tuple(_scan(root, unrecorded))
     verdicts = decide(entries, lambda job_id: outcome(LocalJob(root, job_id)))
     for job_id, verdict in verdicts.items():
         job = LocalJob(root, job_id)
         if isinstance(verdict, (Start, Never)) and job != me:
             wake(job)
-    return QueueView(entries, verdicts)
+    return QueueView(entries, verdicts, unrecorded)
 
 
-def _scan(root: str) -> Iterator[QueuedJob]:
+def _scan(root: str, unrecorded: dict[str, Ended]) -> Iterator[QueuedJob]:
     active = (LocalJob(root, name) for name in os.listdir(os.path.join(root, "active")))
     for job in sorted(active, key=lambda job: (job.number, -1 if job.element is None else job.element)):
         request = job.read_request()
         if job.read_ended() is not None or request is None:
             os.unlink(job.marker)
         elif not is_alive(job):
-            _mark_failed(job)
+            ended = _end_abandoned(job)
+            try:
+                record(job, ended)
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                unrecorded[job.job_id] = ended
         else:
             waiting = _waiting(job, request.array) if job.element is None and request.array is not None else None
             yield QueuedJob(job, request, job.read_started(), waiting)
@@ -70,12 +82,12 @@ def _waiting(job: LocalJob, array: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(index for index in array if index not in known)
 
 
-def _mark_failed(job: LocalJob) -> None:
+def _end_abandoned(job: LocalJob) -> Ended:
     """End the processes of a killed supervisor. Tasks of an array have supervisors of their own."""
     started = job.read_started()
     leader = started.leader if started is not None else None
     tree.end(lambda: tree.members(job.folder, leader), grace_s=0)
-    record(job, Ended("FAILED", time.time(), reason=KILLED))
+    return Ended("FAILED", time.time(), reason=KILLED)
 
 
 def record(job: LocalJob, ended: Ended) -> None:
@@ -105,10 +117,14 @@ def claim(job: LocalJob) -> Claim | Wait | Never | None:
             job.write(started)
             return Claim(job, started, None)
         task = job.task(entry.waiting[0])
-        os.mkdir(task.folder, 0o700)
-        alive = make(task)
-        task.write(started)
-        activate(task)
+        try:
+            os.mkdir(task.folder, 0o700)
+            alive = make(task)
+            task.write(started)
+            activate(task)
+        except OSError:
+            shutil.rmtree(task.folder, ignore_errors=True)  # a task with a folder has started
+            raise
         return Claim(task, started, alive)
 
 

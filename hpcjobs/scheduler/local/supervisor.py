@@ -10,9 +10,10 @@ import os
 import signal
 import sys
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
-from hpcjobs.files import file_name
+from hpcjobs.files import FULL, file_name
 from hpcjobs.processes import tree
 from hpcjobs.processes.events import SupervisorEvents
 from hpcjobs.processes.fork import Guard, adopt_orphans, continue_in_background, die_with_parent, fork_call, start_child
@@ -24,6 +25,26 @@ from hpcjobs.scheduler.local.records import Ended, Request, Started
 
 CHECK_S = 1.0
 """How often one that waits makes sure that those it waits for were not killed."""
+
+
+_ROOM_S = 1.0
+"""Between tries to write to a disk that has no room."""
+T = TypeVar("T")
+
+
+def _repeat_while_full(act: Callable[[], T]) -> T:
+    """Do ``act``, again while the queue's disk has no room: a supervisor that gave up would lose how its job ended."""
+    while True:
+        try:
+            return act()
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+        time.sleep(_ROOM_S)
+
+
+def _finish(job: LocalJob, ended: Ended) -> None:
+    _repeat_while_full(lambda: queue.finish(job, ended))
 
 
 def main(argv: list[str]) -> int:
@@ -73,13 +94,13 @@ class _Array:
         codes = [end.exit_code or 0 for end in ends if end is not None]
         bad = [end.state for end in ends if end is not None and end.state != "COMPLETED"]
         state = "CANCELLED" if self._job.cancelled else bad[0] if bad else "COMPLETED"
-        queue.finish(self._job, Ended(state, time.time(), exit_code=max(codes, default=None)))
+        _finish(self._job, Ended(state, time.time(), exit_code=max(codes, default=None)))
 
 
 def _wait_for_turns(job: LocalJob, request: Request, events: SupervisorEvents, array: _Array | None) -> None:
     """Until the job, or the last task of the array, has ended."""
     while True:
-        turn = queue.claim(job)
+        turn = _repeat_while_full(lambda: queue.claim(job))
         if isinstance(turn, queue.Claim):
             if array is None:
                 events.close()
@@ -88,7 +109,7 @@ def _wait_for_turns(job: LocalJob, request: Request, events: SupervisorEvents, a
             array.start(turn, events)
             continue
         if isinstance(turn, Never):
-            queue.finish(job, Ended("CANCELLED", time.time(), reason=turn.reason))
+            _finish(job, Ended("CANCELLED", time.time(), reason=turn.reason))
             return
         if turn is None and (array is None or not array.running):
             if array is not None and job.read_ended() is None:
@@ -203,7 +224,7 @@ def run(job: LocalJob, request: Request, started: Started) -> None:
     try:
         log = os.open(_log(job, request), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        queue.finish(job, Ended("FAILED", time.time(), exit_code=1, reason=f"cannot write the log: {error}"))
+        _finish(job, Ended("FAILED", time.time(), exit_code=1, reason=f"cannot write the log: {error}"))
         return
     cpu_s, most_bytes, restarts = 0.0, 0, 0
     while True:
@@ -212,7 +233,7 @@ def run(job: LocalJob, request: Request, started: Started) -> None:
         if not again:
             break
         restarts += 1
-    queue.finish(job, _make_record(run)._replace(cpu_s=round(cpu_s, 3), max_rss_bytes=most_bytes))
+    _finish(job, _make_record(run)._replace(cpu_s=round(cpu_s, 3), max_rss_bytes=most_bytes))
 
 
 def _once(
@@ -222,7 +243,7 @@ def _once(
     guard = Guard(lambda: _supervisor_died(job, request))
     leader = _start_script(job, request, started, log, restarts=restarts)
     run = _Run(job, request, leader)
-    job.write(started._replace(leader=run.identity))
+    _repeat_while_full(lambda: job.write(started._replace(leader=run.identity)))
     while True:
         run.reap(guard.pid)
         if run.status is not None:
@@ -315,7 +336,7 @@ def _supervisor_died(job: LocalJob, request: Request) -> None:
     started = job.read_started()
     leader = started.leader if started is not None else None
     tree.end(lambda: tree.members(job.folder, leader), grace_s=request.grace_s)
-    queue.finish(job, Ended("FAILED", time.time(), reason=queue.KILLED))
+    _finish(job, Ended("FAILED", time.time(), reason=queue.KILLED))
 
 
 if __name__ == "__main__":

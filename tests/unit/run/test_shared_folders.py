@@ -1,0 +1,86 @@
+"""What another user puts into a folder where everybody may write: it stops no verb, and nothing is built on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from commandline import Answer, ok, within
+from scripted_slurm import answer
+
+ANOTHER = 65534
+LOCAL = ("--site", "local", "--launcher", "spawn")
+
+pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another user")
+
+
+@pytest.fixture
+def shared(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, one as /tmp."""
+    folder = here / "shared"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def plant(path: Path, make: Callable[[Path], object], mode: int = 0o777) -> None:
+    """As another user."""
+    make(path)
+    os.chown(path, ANOTHER, ANOTHER, follow_symlinks=False)
+    if not path.is_symlink():
+        path.chmod(mode)
+
+
+def refused(answer: Answer, folder: Path) -> None:
+    assert answer.code in (3, 5), answer
+    assert f"{folder}: it belongs to another user, who could replace what runs as you" in answer.err, answer
+
+
+def test_no_run_folder_is_made_in_a_folder_that_another_user_made_there_beforehand(shared: Path) -> None:
+    plant(shared / "runs", Path.mkdir)
+    refused(within("submit", *LOCAL, "true"), shared / "runs")
+    refused(within("sweep", "run", *LOCAL, "--set", "lr=1,2", "true"), shared / "runs")
+    assert os.listdir(shared / "runs") == []
+
+
+def test_the_folder_of_a_group_is_used_whoever_made_it(shared: Path) -> None:
+    plant(shared / "runs", Path.mkdir, 0o2775)
+    shared.chmod(0o2775)
+    ok("submit", *LOCAL, "--wait", "true")
+
+
+def test_a_sweep_is_not_made_in_a_folder_of_another_user(shared: Path) -> None:
+    ok("submit", *LOCAL, "--wait", "true")
+    (shared / "runs").chmod(0o1777)
+    plant(shared / "runs" / "sweep-true", Path.mkdir)
+    refused(within("sweep", "run", *LOCAL, "--set", "lr=1,2", "true"), shared / "runs" / "sweep-true")
+    assert os.listdir(shared / "runs" / "sweep-true") == []
+
+
+@pytest.mark.parametrize("content", ["[[[", "a" * 2_000_000, "program: [}", "{1: 2}", "site: [x]"])
+def test_a_project_file_of_another_user_that_cannot_be_used_stops_no_verb(shared: Path, content: str) -> None:
+    plant(shared / "hpcjobs.yaml", lambda path: path.write_text(content))
+    ok("ps")
+    ok("submit", *LOCAL, "--wait", "true")
+    assert "is not trusted as it is now" in within("submit", *LOCAL).err, "it is named where it would be used"
+
+
+def test_site_files_of_another_user_that_cannot_be_used_stop_no_verb(
+    shared: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "slurm").mkdir()
+    for command in ("sbatch", "squeue", "sacct"):
+        answer(here / "slurm", command, ":")
+    answer(here / "slurm", "scontrol", "echo 'ClusterName = deep'")
+    monkeypatch.setenv("PATH", f"{here}/slurm:/usr/bin:/bin")
+    (shared / "site_configs").mkdir()
+    plant(shared / "site_configs" / "a.yaml", lambda path: path.write_text("[[["))
+    plant(shared / "site_configs" / "b.yaml", os.mkfifo)
+    plant(shared / "site_configs" / "c.yaml", lambda path: path.symlink_to("c.yaml"))
+    plant(shared / "site_configs" / "d.yaml", lambda path: path.symlink_to("/dev/zero"))
+    listed = ok("ps")
+    assert f"left out: {shared}/site_configs/a.yaml:2: not valid YAML" in listed.err
+    assert f"left out: {shared}/site_configs/b.yaml: cannot be read: it is no file" in listed.err
