@@ -128,7 +128,12 @@ def write_beside(
     data = content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape")
     folder, name = os.path.split(os.fspath(path))
     beside = os.path.join(folder, f".{name}.{os.getpid()}.{os.urandom(2).hex()}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if mode is None else mode)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        descriptor = os.open(beside, flags, 0o666 if mode is None else mode)
+    except OSError as error:
+        error.filename = os.fspath(path)  # the user knows nothing of the file beside it
+        raise
     try:
         with naming_errors(path), os.fdopen(descriptor, "wb") as file:
             if mode is not None and mode & 0o077:

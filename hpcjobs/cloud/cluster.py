@@ -77,7 +77,9 @@ def resolve_cluster(site: Site) -> Cluster:
     """
     path = Path(site.path)
     if site.cloud is None:
-        raise ConfigError(f"{path}: site {site.name} has no cloud section", hint="docs/cloud.md shows an example")
+        raise ConfigError(
+            f"{path}: site {site.name} has no cloud section", hint="`hpcjobs help cloud.md` shows an example"
+        )
     cloud = read_yaml(path, _ClusterFile).cloud
     assert cloud is not None  # the loader found the key
     problem = next(_contradictions(site, cloud), None)

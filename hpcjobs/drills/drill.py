@@ -266,6 +266,11 @@ def _disturb(job: JobHandle, fault: Fault, *, at_step: int, give_up: float, say:
     ended = began if fault.inject is not None else first.ended or time.time()
     say(f"job {job.id}: {first.cause} at step {first.steps}, {first.lost} lost; {first.decision}")
     place = job.run_dir / CONTROL / STEPS
+    if not place.exists():
+        raise HpcJobsError(
+            f"job {job.id} has reported no step, so that nothing can be compared; its folder: {job.run_dir}",
+            hint="a bundled trainer, or a script with the calls of `hpcjobs help own_scripts`",
+        )
     until(lambda: len(job.attempts) > 1 or place.stat().st_mtime > (first.ended or ended) + 1, "it went on")
     return place.stat().st_mtime - ended
 

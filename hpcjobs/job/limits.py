@@ -268,7 +268,11 @@ def _license_problems(job: Job, site: Site) -> Iterator[str]:
 def _host_problems(job: Job) -> Iterator[str]:
     """Without a scheduler there is this machine, and the hosts named, which mpirun and horovodrun reach by ssh."""
     if job.nodes > max(1, len(job.hosts)):
-        named = f"names {len(job.hosts)} hosts" if job.hosts else "is one machine; nodelist can name more hosts"
+        named = (
+            f"names {len(job.hosts)} hosts"
+            if job.hosts
+            else "is one machine; --site names a cluster, nodelist further hosts"
+        )
         yield f"{job.describe_option('nodes')}: this site {named}"
     if job.hosts and job.launcher not in ("mpirun", "horovodrun"):
         nodelist = job.describe_option("nodelist")

@@ -222,9 +222,10 @@ def _python_of_hpcjobs(job: Job) -> Iterator[str]:
         return
     made = f", which {installer} made for hpcjobs alone" if installer else ""
     without = f"; {job.name} imports {', '.join(lacks)}, which it lacks" if lacks else ""
+    extra = "" if "torch" not in lacks or installer else "; `pip install 'hpcjobs[train]'` adds torch to this one"
     yield (
         f"{'warning: ' if lacks else ''}the job runs with {job.python}{made}{without}. "
-        f"{OTHER_ENVIRONMENTS} names another; or use --container IMAGE"
+        f"{OTHER_ENVIRONMENTS} names another; or use --container IMAGE{extra}"
     )
 
 
@@ -255,7 +256,7 @@ def _own_checkpoints(job: Job) -> Iterator[str]:
     if text is not None and "hpcjobs" not in text:
         yield (
             f"retries start {job.name} again with the same arguments: it must find its last checkpoint itself "
-            "(docs/own_scripts.md)"
+            "(`hpcjobs help own_scripts`)"
         )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from hpcjobs.errors import RequestError
 from hpcjobs.processes.modules import module_words
 from hpcjobs.site.models import Site
+from hpcjobs.site.project_file import project_jobs
 
 _TRAINERS = Path(__file__).resolve().parent.parent / "trainers"
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z", re.ASCII)
@@ -59,11 +60,11 @@ def program_argv(program: tuple[str, ...], *, python: str, chdir: Path) -> tuple
         return (python, "-u", *module_words(f"hpcjobs.trainers.{first}"), *args)
     if first.endswith(".py"):
         if not os.path.isfile(chdir / first):
-            raise RequestError(f"program {first}: no such file in {chdir}")
+            raise RequestError(f"program {first}: no such file in {chdir}", hint=_similar(first, chdir))
         return (python, "-u", first, *args)
     if "/" in first:
         if not os.path.isfile(chdir / first):
-            raise RequestError(f"program {first}: no such file in {chdir}")
+            raise RequestError(f"program {first}: no such file in {chdir}", hint=_similar(first, chdir))
         return (first, *args)
     if os.path.isfile(chdir / first):
         raise RequestError(
@@ -183,11 +184,29 @@ def _check_existence(first: str, *, python: str, chdir: Path) -> None:
     if "/" in first or first.endswith(".py"):
         return
     is_module = "." in first and not os.path.isfile(chdir / first)
+    similar = _similar(first, chdir)
+    hint = f"{similar} {_UNCHECKED}" if similar else _UNCHECKED
     if not is_module and shutil.which(first) is None:
-        raise RequestError(f"program {first}: no such command on this machine", hint=_UNCHECKED)
+        raise RequestError(f"program {first}: no such command on this machine", hint=hint)
     package = first.partition(".")[0]
     if is_module and python == sys.executable and not is_importable(package, chdir) and shutil.which(first) is None:
-        raise RequestError(f"program {first}: no module {package!r} here, and no such command", hint=_UNCHECKED)
+        raise RequestError(
+            f"program {first}: no such file in {chdir}, no module {package!r} here, and no such command", hint=hint
+        )
+
+
+def _similar(first: str, chdir: Path) -> str | None:
+    """The file of the folder, the job of its project file or the trainer that was probably meant."""
+    folder, name = os.path.split(first)
+    try:
+        files = [file for file in os.listdir(chdir / folder) if os.path.isfile(chdir / folder / file)]
+    except OSError:
+        files = []
+    known = {os.path.splitext(file)[0]: file for file in files} | {file: file for file in files}
+    if not folder:
+        known |= {other: other for other in (*trainers(), *project_jobs(chdir))}
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    return f"did you mean {os.path.join(folder, known[close[0]])}?" if close else None
 
 
 def is_importable(package: str, chdir: Path) -> bool:

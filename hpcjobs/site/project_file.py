@@ -46,6 +46,17 @@ def read_site_name(path: Path) -> str | None:
         raise ConfigError(f"{path}: {error}") from error
 
 
+def project_jobs(folder: Path) -> list[str]:
+    """Names of the jobs of the folder's project file; none where it has none, or cannot be used."""
+    try:
+        path = find_project(folder)
+        tree = read_file(path).tree if path is not None and is_ours(path) else {}
+    except (ConfigError, OSError):
+        return []
+    jobs = tree.get("jobs") if isinstance(tree, dict) else None
+    return [name for name in jobs if isinstance(name, str)] if isinstance(jobs, dict) else []
+
+
 def check_site_name(name: object) -> str:
     """``name``, if it names a site and not a file.
 

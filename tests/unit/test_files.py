@@ -89,3 +89,10 @@ def test_a_full_disk_is_reported_with_the_name_of_the_file(tmp_path: Path, monke
     with pytest.raises(OSError, match="No space left") as appended:
         append_lines(path, ["one"])
     assert (written.value.filename, appended.value.filename) == (str(path), str(path))
+
+
+def test_a_file_that_cannot_be_written_is_named_and_not_the_one_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "hpcjobs.yaml"
+    with pytest.raises(FileNotFoundError) as refused:
+        write_beside(path, "site: local\n")
+    assert refused.value.filename == str(path)

@@ -41,3 +41,11 @@ def test_a_drill_whose_second_job_slurm_refuses_leaves_no_first_one(
     done = within("drill", "timeout", "--site", "./mine.yaml")
     assert (done.code, "Job violates accounting/QOS policy" in done.err) == (7, True), done
     assert (commands / "scancel.asked").read_text() == "--quiet 41\n"
+
+
+def test_a_drill_of_a_program_that_reports_no_step_says_so(here: Path) -> None:
+    (here / "train.py").write_text("print('done')\n")
+    answer = within("drill", "timeout", "--site", "local", "train.py")
+    assert answer.code == 3, answer
+    assert "has reported no step" in answer.err
+    assert "hpcjobs help own_scripts" in answer.err

@@ -7,7 +7,7 @@ import pwd
 from pathlib import Path
 
 import pytest
-from commandline import ok
+from commandline import ok, within
 
 import hpcjobs
 from hpcjobs.errors import ConfigError, RequestError
@@ -34,6 +34,22 @@ def test_a_program_in_one_text_is_split_like_a_shell_line(site: str, here: Path)
     )
     with pytest.raises(RequestError, match="No closing quotation"):
         hpcjobs.plan("train.py 'two", site=site)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("trian.py", "train.py"), ("train", "train.py"), ("./trian.py", "./train.py"), ("evalute", "evaluate"),
+     ("jib.sbatch", "job.sbatch"), ("dddp", "ddp")],
+)  # fmt: skip
+def test_a_mistyped_program_is_answered_with_the_file_job_or_trainer_that_was_meant(
+    here: Path, typed: str, meant: str
+) -> None:
+    (here / "train.py").touch()
+    (here / "job.sbatch").touch()
+    (here / "hpcjobs.yaml").write_text("jobs: {evaluate: {program: train.py}}\n")
+    answer = within("submit", "--site", "local", typed)
+    assert answer.code == 5
+    assert f"hint: did you mean {meant}?" in answer.err
 
 
 @pytest.mark.parametrize("command", ["dp", "fsd", "dpd"])
