@@ -339,14 +339,21 @@ def _row(entry: SiteEntry, entries: list[SiteEntry]) -> dict[str, object]:
 
 
 def _print_rows(rows: list[dict[str, object]], title: str) -> None:
+    """A table of sites; sites of one folder, as the shipped ones, have its name once, below the table."""
+
     def file(row: dict[str, object]) -> str:
         shadow = f" (shadowed by {row['shadowed_by']})" if row["shadowed"] else ""
         return str(row["path"]) + (" (not trusted)" if row["untrusted"] else "") + shadow
 
-    print_table(
-        [title, "DESCRIPTION", "LAYER", "FILE"],
-        [(str(row["name"]), str(row["description"]).strip(), str(row["layer"]), file(row)) for row in rows],
-    )
+    folders = {str(Path(str(row["path"])).parent) for row in rows}
+    if title == "SITE" or len(folders) > 1 or any(row["shadowed"] for row in rows):
+        print_table(
+            [title, "DESCRIPTION", "LAYER", "FILE"],
+            [(str(row["name"]), str(row["description"]).strip(), str(row["layer"]), file(row)) for row in rows],
+        )
+        return
+    print_table([title, "DESCRIPTION"], [(str(row["name"]), str(row["description"]).strip()) for row in rows])
+    print(f"files: {folders.pop()}/NAME.yaml")
 
 
 @app.command()
