@@ -20,6 +20,7 @@ from hpcjobs.runtime.checkpoints import measure
 from hpcjobs.runtime.exits import UsageError
 from hpcjobs.runtime.run import Run
 from hpcjobs.runtime.script_start import start
+from hpcjobs.runtime.streams import print_error
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -105,11 +106,24 @@ class RunCallback(TrainerCallback):
         wait_for_all()  # each rank writes the state of its generators
         if self.run.rank == 0:
             place = Path(args.output_dir or ".") / f"checkpoint-{state.global_step}"
-            files = [path for path in sorted(place.rglob("*")) if path.is_file() and path.name != SUMS]
-            write_json(place / SUMS, {str(path.relative_to(place)): measure(path) for path in files})
-        self.run.record_saved_step(state.global_step)
+            try:
+                self._complete(place)
+                self.run.record_saved_step(state.global_step)
+            except OSError as error:  # the next start passes over it
+                print_error(
+                    f"warning: checkpoint of step {state.global_step} not completed: {error.filename or place}: "
+                    f"{error.strerror or error}; the run goes on"
+                )
+        else:
+            self.run.record_saved_step(state.global_step)
         wait_for_all()
         self._exclude_since_step()
+
+    def _complete(self, place: Path) -> None:
+        """Add the sums that make a checkpoint of the Trainer complete, with the metrics of its steps on disk."""
+        self.run.flush()
+        files = [path for path in sorted(place.rglob("*")) if path.is_file() and path.name != SUMS]
+        write_json(place / SUMS, {str(path.relative_to(place)): measure(path) for path in files})
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -52,7 +52,7 @@ class RunCallback(Callback):
         Raises:
             BadCheckpoint: there are checkpoints, and all are damaged.
         """
-        newest = checkpoints.find_newest(self._folder, report=self.run.print)
+        newest = checkpoints.resume_from(self._folder, report=self.run.print)
         return None if newest is None else str(newest / STATE)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

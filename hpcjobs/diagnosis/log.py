@@ -31,6 +31,7 @@ _SRUN = re.compile(
     r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>\d+(?:[,-]\d+)*): (?P<how>Exited with exit code (?P<code>\d+)|"
     r"Segmentation fault|Bus error|Aborted|Killed|Illegal instruction|Floating point exception|Out Of Memory)"
 )
+_SRUN_TASKS = re.compile(r"srun: error: [\w.-]+: tasks? (?P<tasks>\d+(?:[,-]\d+)*): ")
 _SIGNALS = {
     "Segmentation fault": 11, "Bus error": 7, "Aborted": 6, "Killed": 9, "Illegal instruction": 4,
     "Floating point exception": 8,
@@ -121,7 +122,7 @@ def parse_line(line: str, file: str, number: int) -> LogLine:
 def find_first_failure(lines: Iterable[LogLine], *, tasks_are_ranks: bool = True) -> Failure | None:
     """The first failure that a launcher reports: hpcjobs, torchrun's root cause, srun's first task, mpirun."""
     all_lines = list(lines)
-    tasks_are_ranks = tasks_are_ranks and not any(_TORCHRUN.search(line.text) for line in all_lines)
+    tasks_are_ranks = tasks_are_ranks and not _has_other_ranks(all_lines)
     for line in all_lines:
         if match := _HPCJOBS.search(line.text):
             return Failure(_where(line), int(match["rank"]), match["host"], int(match["code"]))
@@ -137,6 +138,15 @@ def find_first_failure(lines: Iterable[LogLine], *, tasks_are_ranks: bool = True
         if match := _MPIRUN.search(line.text):
             return Failure(_where(line), int(match["rank"]), match["host"], None, int(match["signal"]))
     return _mpi_table(all_lines) or _killed_at_the_end(all_lines) or _deepspeed_end(all_lines)
+
+
+def _has_other_ranks(lines: Sequence[LogLine]) -> bool:
+    """Whether a task of srun is not one rank: torchrun is named, or srun reports no task of a rank that failed."""
+    failed = {line.rank for line in lines if TRACEBACK in line.text or _RUNTIME.match(line.text)} - {None}
+    reports = [match for line in lines if (match := _SRUN_TASKS.search(line.text))]
+    reported = {task for match in reports for task in _tasks(match["tasks"])}
+    is_disjoint = bool(failed and reported) and not failed & reported
+    return is_disjoint or any(_TORCHRUN.search(line.text) for line in lines)
 
 
 def _mpi_table(lines: Sequence[LogLine]) -> Failure | None:

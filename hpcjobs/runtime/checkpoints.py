@@ -175,6 +175,22 @@ def point(link: Path, place: Path) -> None:
     beside.replace(link)
 
 
+def resume_from(folder: Path, *, report: Callable[[str], None], job: str | None = None) -> Path | None:
+    """As `find_newest`, for a run that resumes: `latest` is turned to the checkpoint, as the run before may have been
+    killed in between.
+
+    Raises:
+        BadCheckpoint: there are checkpoints, and all are damaged.
+    """
+    newest = find_newest(folder, report=report, job=job)
+    if newest is not None and (folder / LATEST).resolve() != newest.resolve():
+        try:
+            point(folder / LATEST, newest)
+        except OSError as error:  # the next one that is written turns it
+            report(f"warning: {folder / LATEST} can't be turned to {newest.name}: {error.strerror}")
+    return newest
+
+
 class Soundness:
     """Judges the checkpoints of one folder. Each is read completely once; after that, sizes alone are compared."""
 
@@ -213,6 +229,10 @@ def prune(folder: Path, *, keep: int, soundness: Soundness, owner: str | int | N
     for left in folder.glob(".step-*"):
         if not left.name.endswith(f".{os.getpid() if owner is None else owner}"):
             shutil.rmtree(left, ignore_errors=True)
+    for link in (LATEST, BEST):
+        for beside in folder.glob(f".{link}.*"):
+            with suppress(OSError):
+                beside.unlink()
 
 
 def recorded_loss(place: Path) -> float | None:

@@ -316,7 +316,7 @@ class ScriptCheckpoints:
         """The newest sound checkpoint; where torch's processes have met, rank 0 alone looks through them."""
         store = find_store(f"resumed/{self._attempt}")
         if store is None or self._env.rank == 0:
-            newest = checkpoints.find_newest(self._folder, report=report)
+            newest = checkpoints.resume_from(self._folder, report=report)
             if store is not None:
                 store.write("chosen", "" if newest is None else newest.name)
             name = "" if newest is None else newest.name

@@ -44,7 +44,7 @@ LANGUAGES: tuple[Rule, ...] = (
     ),
     rule(
         PROGRAM_ERROR,
-        r"^(?:ERROR|FATAL|CRITICAL): (?P<message>.+)$",
+        r"^(?:ERROR|FATAL|CRITICAL) *: +(?P<message>.+)$",
         "The program ended with its own error message: {message}",
         kind=Kind.ERROR,
         certain=False,

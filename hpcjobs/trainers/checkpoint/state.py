@@ -137,7 +137,7 @@ def _choose_on_first(resume: str, run_dir: Path, group: RankGroup) -> Path | str
         if job is None:
             return _choose_first(resume)
     try:
-        newest = checkpoints.find_newest(run_dir / checkpoints.FOLDER, report=group.log, job=job)
+        newest = checkpoints.resume_from(run_dir / checkpoints.FOLDER, report=group.log, job=job)
     except BadCheckpoint as error:
         return error.message
     if newest is not None:

@@ -343,3 +343,34 @@ run.finish()
     assert "checkpoint of step 7 not written: a later start of this run writes its checkpoints" in done.stderr
     assert "Hint: one start at a time may run in a run folder" in done.stderr
     assert list_sound(tmp_path / "folder" / "checkpoints") == ["step-00000004", "step-00000003"]
+
+
+KILLED_AT_LINK = """
+import os, signal
+from pathlib import Path
+import hpcjobs.runtime
+run = hpcjobs.runtime.start(run_dir="folder")
+link = Path.symlink_to
+
+def link_or_die(self, target, *more):
+    if run.step == 0 and target == "step-00000002":
+        os.kill(os.getpid(), signal.SIGKILL)
+    link(self, target, *more)
+
+Path.symlink_to = link_or_die
+for step in range(run.step + 1, 3):
+    run.log(step, loss=1.0)
+    run.save(step, {"step": step})
+run.finish()
+"""
+
+
+def test_a_run_that_was_killed_before_latest_was_turned_turns_it_when_it_is_started_again(tmp_path: Path) -> None:
+    """Also where no step is left, and no other checkpoint is written."""
+    folder = tmp_path / "folder" / "checkpoints"
+    assert run_script(tmp_path, KILLED_AT_LINK).returncode == -9
+    assert (folder / "latest").readlink().name == "step-00000001"
+    assert (folder / "step-00000002").is_dir()
+    again = run_script(tmp_path, KILLED_AT_LINK)
+    assert again.returncode == 0, again.stderr
+    assert (folder / "latest").readlink().name == "step-00000002"

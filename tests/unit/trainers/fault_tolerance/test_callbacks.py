@@ -230,6 +230,45 @@ def test_a_trainer_that_is_told_to_end_saves_stops_and_goes_on_with_the_same_los
         assert "trainer_state.json has 2 bytes" in str(find_damage(place))
 
 
+def of_one_rank(script: str) -> str:
+    for of_several in ('strategy="ddp", ', ', ddp_backend="gloo"'):
+        script = script.replace(of_several, "")
+    return script.replace("devices=2", "devices=1") + "\ntrain()\n"
+
+
+def start_alone(folder: Path, text: str, **env: str) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(text)
+    (folder / "run").mkdir(exist_ok=True)
+    settings = {**clean_environment(), "HPCJOBS_RUN_DIR": str(folder / "run"), "PYTHONWARNINGS": "ignore", **env}
+    argv = [sys.executable, "train.py"]
+    return subprocess.run(argv, env=settings, cwd=folder, capture_output=True, text=True, check=False, timeout=500)
+
+
+def run_alone(folder: Path, text: str) -> str:
+    done = start_alone(folder, text)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("script", [LIGHTNING, HUGGING_FACE], ids=["lightning", "huggingface"])
+def test_the_first_rank_is_killed_and_no_line_of_metrics_before_its_checkpoint_is_missing(
+    tmp_path: Path, script: str
+) -> None:
+    killed = start_alone(tmp_path, of_one_rank(script), TOLD_AT="0:14", TOLD_BY="SIGKILL")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    run_alone(tmp_path, of_one_rank(script))
+    assert [number for number, _ in read_losses(tmp_path / "run")] == list(range(1, 31))
+    assert RunSummary.read(tmp_path / "run").resumed_from_step == 10
+
+
+def test_a_checkpoint_of_the_trainer_whose_sums_can_not_be_written_costs_this_checkpoint_alone(tmp_path: Path) -> None:
+    (tmp_path / "run" / "hf" / "checkpoint-10" / "hpcjobs.sums.json").mkdir(parents=True)
+    ended = start_alone(tmp_path, of_one_rank(HUGGING_FACE))
+    assert ended.returncode == 0, ended.stderr
+    assert "warning: checkpoint of step 10 not completed: " in ended.stderr
+    assert RunSummary.read(tmp_path / "run").steps == 30
+
+
 EVALUATED = f"""{STARTS}
 start("run", "", "0")
 """
@@ -349,16 +388,6 @@ for old, new in (
     ('strategy="ddp", max_steps=30', "max_steps=6, accumulate_grad_batches=4"),
 ):
     ACCUMULATING = ACCUMULATING.replace(old, new)
-
-
-def run_alone(folder: Path, text: str) -> str:
-    (folder / "train.py").write_text(text)
-    (folder / "run").mkdir()
-    env = {**clean_environment(), "HPCJOBS_RUN_DIR": str(folder / "run"), "PYTHONWARNINGS": "ignore"}
-    argv = [sys.executable, "train.py"]
-    done = subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_the_hugging_face_callback_counts_the_samples_of_a_smaller_last_step(tmp_path: Path) -> None:
