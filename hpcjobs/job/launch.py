@@ -319,7 +319,8 @@ def horovodrun(job: Job) -> Launch:
         hosts = ("-H", ",".join(f"{host}:{job.ntasks_per_node}" for host in job.hosts))
     launcher = (job.python, *module_words("horovod.runner.launch"))
     tokens = (*launcher, "--gloo", "-np", Raw('"$HPCJOBS_NTASKS"'), *hosts, *interface)
-    plain = r'exec "$@" > >(exec sed -u -E "s/^\[([0-9]+)\]<std(out|err)>:/\1: /") 2>&1'
+    label = r"\1: " if job.ntasks > 1 else ""
+    plain = rf'exec "$@" > >(exec sed -u -E "s/^\[([0-9]+)\]<std(out|err)>:/{label}/") 2>&1'
     return Launch(command=("bash", "-c", plain, "horovodrun", *tokens, *task(job), *job.argv), before=before)
 
 

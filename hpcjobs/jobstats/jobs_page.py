@@ -224,6 +224,7 @@ def _stack(series: dict[str, list[float]], intervals: Intervals, label: str) -> 
     axes.set_xticks(list(ticks), list(ticks.values()))
     axes.set_xlim(edges[0], edges[-1])
     axes.set_ylim(0, max(1.0, float(bottom.max()) * 1.05))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     axes.set_ylabel(label)
     figures.add_legend(figure)
     return figure

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +14,8 @@ import matplotlib as mpl
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import text_to_path
 
 from hpcjobs.files import naming_errors
 
@@ -25,10 +29,12 @@ _ON_PAGE: Final = {INK: "var(--ink)", BEHIND: "var(--page)"} | {
     colour: f"var(--c{number})" for number, colour in enumerate(COLOURS)
 }
 _WIDTH: Final = 4.8
-_LEGEND_WIDTH: Final = 58
-"""Characters of a line of the legend of a figure of that width."""
+_LEGEND_SIZE: Final = 9.5
+"""Letter size of a legend, in points."""
 _LEGEND_LINE: Final = 0.2
 """Height of a line of it, in inches."""
+_LEGEND_SHARE: Final = 0.93
+"""Of the width of a figure: a browser may have other letters."""
 _STYLE: Final[dict[Any, Any]] = {
     "svg.fonttype": "none",  # text stays text: smaller files, and a page can be searched
     "svg.hashsalt": "hpcjobs",  # the same study gives the same file
@@ -52,10 +58,15 @@ def new_figure(*, width: float = _WIDTH, height: float = 3.1) -> tuple[Figure, A
     """An empty figure in the style of the reports; ``width`` and ``height`` in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
+    style_axes(axes)
+    return figure, axes
+
+
+def style_axes(axes: Axes) -> None:
+    """Axes on the left and below, and a faint grid."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_axisbelow(True)
     axes.grid(alpha=0.25)
-    return figure, axes
 
 
 def add_legend(figure: Figure) -> None:
@@ -63,10 +74,36 @@ def add_legend(figure: Figure) -> None:
     (axes, *_) = figure.axes
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        room = int(_LEGEND_WIDTH * figure.get_figwidth() / _WIDTH)
-        columns = max(1, min(len(labels), room // (max(map(len, labels)) + 5)))
-        figure.set_figheight(figure.get_figheight() + _LEGEND_LINE * -(-len(labels) // columns))
-        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9.5)
+        room = figure.get_figwidth() * 72 * _LEGEND_SHARE
+        columns = next((count for count in range(len(labels), 1, -1) if _legend_width(labels, count) <= room), 1)
+        if columns == 1:
+            labels = [_break_label(label, room) for label in labels]
+        lines = max(sum(label.count("\n") + 1 for label in part) for part in _split_columns(labels, columns))
+        figure.set_figheight(figure.get_figheight() + _LEGEND_LINE * lines)
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=_LEGEND_SIZE)
+
+
+def _split_columns(labels: Sequence[str], count: int) -> list[list[str]]:
+    """As matplotlib does: the first columns are longer by one."""
+    short, more = divmod(len(labels), count)
+    ends = [short * number + min(number, more) for number in range(count + 1)]
+    return [list(labels[begin:end]) for begin, end in itertools.pairwise(ends)]
+
+
+def _legend_width(labels: Sequence[str], columns: int) -> float:
+    """In points: a handle of 2.8 letters stands before each label, 2 letters between columns."""
+    widest = [max(map(_text_width, part)) for part in _split_columns(labels, columns)]
+    return sum(widest) + _LEGEND_SIZE * (2.8 * columns + 2 * (columns - 1) + 0.8)
+
+
+def _text_width(text: str) -> float:
+    width, _, _ = text_to_path.get_text_width_height_descent(text, FontProperties(size=_LEGEND_SIZE), ismath=False)
+    return float(width)
+
+
+def _break_label(label: str, room: float) -> str:
+    width = _legend_width([label], 1)
+    return label if width <= room else textwrap.fill(label, max(12, int(len(label) * room / width) - 2))
 
 
 def escape_math(text: str) -> str:

@@ -34,6 +34,7 @@ _DECIMAL_COMMA = re.compile(
 )
 """A number with a comma that can only be its decimal sign: 0,123 or 1234,5 or 1.234,5."""
 _LABEL = re.compile(r" *\d+: ")
+_HOROVODRUN_LABEL = re.compile(r"\[(?:\d+,)?\d+\]<std(?:out|err)>:")
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
 _PREFIXES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "m": 1e-3, "u": 1e-6, "µ": 1e-6, "n": 1e-9,
              "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}  # fmt: skip
@@ -141,11 +142,12 @@ class FigureReader:
     def read(self, line: str, *, labelled: bool = False) -> Optional[float]:
         """The value that the line holds, which is added to the values; None: it holds none.
 
-        ``labelled``: lines may begin with the rank and a colon (srun --label).
+        ``labelled``: lines may begin with the rank and a colon (srun --label). The label of horovodrun and of
+        mpirun --tag-output is always removed.
         """
         if self.is_given_up:
             return None
-        label = _LABEL.match(line) if labelled else None
+        label = (_LABEL.match(line) if labelled else None) or _HOROVODRUN_LABEL.match(line)
         text = line[label.end() :] if label is not None else line
         match = self._find_json(text) if self._pattern is None else self._find(self._pattern, text)
         if match is None:

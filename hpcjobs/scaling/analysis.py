@@ -86,6 +86,11 @@ class Analysis(NamedTuple):
     by_size: RunGroups
     """The runs of `groups`."""
 
+    @property
+    def can_exclude(self) -> bool:
+        """Whether a law that is not in `possible` is excluded: each size has runs enough to tell."""
+        return all(group.runs > 1 for group in self.groups)
+
 
 def analyse(runs: pl.DataFrame, *, target: float = 0.8, allow_mixed: bool = False) -> Analysis:
     """Analyse the runs of a study.

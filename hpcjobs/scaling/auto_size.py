@@ -290,10 +290,15 @@ class _Search:
             by_n = self._by_number(axis, runs)
             if tried is not None and len(by_n.get(tried[0], ())) <= tried[1]:  # a trial without a figure
                 failed = [run for run in runs if run.is_trial and axis.number(run.job) == tried[0]]
-                if tried[0] == axis.smallest or axis.launchers:
+                if tried[0] == axis.smallest or (axis.launchers and not by_n):
                     raise _no_figure(failed)
                 ids = ", ".join(run.job_id for run in failed[-1:])
-                self.reasons.append(f"trials of {describe({axis.name: tried[0]})} failed{ids and f' (job {ids})'}")
+                name = describe({axis.name: axis.value(tried[0])})
+                self.reasons.append(f"trials of {name} gave no figure{ids and f' (job {ids})'}")
+                if axis.launchers:
+                    left = [one for one in axis.launchers if one != axis.value(tried[0])]
+                    axis, tried = axis._replace(largest=len(left), launchers=left), None
+                    continue
                 axis = axis._replace(largest=tried[0] - 1)
             step = self._decide(axis, by_n, others)
             if isinstance(step, MissingRuns):
@@ -316,6 +321,8 @@ class _Search:
                     self.next_trial = f"{format_count(step.runs, 'trial')} of {describe(options)}, {each} at most each"
                 known = self._describe(axis, by_n, step.best)
                 step = SizeChoice(step.best or axis.smallest, "; ".join(filter(None, (known, refusal))))
+            if self.goal.finish_by is not None and not self.tries and not axis.launchers:
+                step = step._replace(reason=f"{step.reason}; the wait in the queue is not counted by a dry run")
             if step.n is None:
                 raise RequestError(step.reason, hint="a later --finish-by, or --min-efficiency instead of it")
             self.reasons += [step.reason] if step.reason else []

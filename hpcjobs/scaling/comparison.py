@@ -10,11 +10,11 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FormatStrFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.files import write_beside
-from hpcjobs.pages.figures import COLOURS, GREY, add_legend, escape_math, new_figure
+from hpcjobs.pages.figures import COLOURS, GREY, add_legend, escape_math, new_figure, style_axes
 from hpcjobs.scaling import plots
 from hpcjobs.scaling.analysis import Analysis, SizeResult
 from hpcjobs.scaling.fits import Interval, Ratio, format_p_value
@@ -22,6 +22,8 @@ from hpcjobs.scaling.page import NOT_MEASURED, interval
 from hpcjobs.site.models import Frozen
 from hpcjobs.site.yaml_file import read_yaml
 from hpcjobs.units import format_number, number_style
+
+_LONGEST_NAME: Final = 24
 
 
 class Bound(Frozen, frozen=True):
@@ -194,6 +196,8 @@ def draw(named: Sequence[tuple[str, Analysis]]) -> Figure:
     figure, _ = new_figure(height=5.4)
     figure.clear()
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    style_axes(above)
+    style_axes(below)
     first = named[0][1]
     sizes = sorted({group.n for _, analysis in named for group in analysis.groups})
     for place, (name, analysis) in enumerate(named):
@@ -204,13 +208,17 @@ def draw(named: Sequence[tuple[str, Analysis]]) -> Figure:
             _error_bars(below, ratios, colour, None)
     above.set_xscale("log", base=2)
     above.set_yscale("log", base=2)
-    above.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    low, high = above.get_ylim()
+    above.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)) if high > 10 * low else MaxNLocator(5))
+    above.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    above.yaxis.set_minor_locator(NullLocator())
     above.set_ylabel(escape_math(first.unit))
     below.axhline(1, linestyle=":", color=GREY)
     below.set_xticks(sizes, [str(size) for size in sizes])
     below.minorticks_off()
     below.set_xlabel(first.per)
-    below.set_ylabel(f"ratio to {escape_math(named[0][0])}")
+    first_name = escape_math(named[0][0])
+    below.set_ylabel(f"ratio to {first_name if len(first_name) <= _LONGEST_NAME else 'the first'}")
     add_legend(figure)
     return figure
 

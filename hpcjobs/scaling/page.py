@@ -55,6 +55,10 @@ _BEHIND: Final = {
 }
 """The columns of `sizes` that a picture shows."""
 _FIT_HEADERS: Final = ("law", "verdict", "parameter", "value", "residuals, rms")
+MATRIX_NOTE: Final = (
+    "Throughput of each series at each size (nodes x tasks per node): the geometric mean of the runs, with its 95 %"
+    " interval, for which the scatter of all sizes counts. Each series has a page in a folder of its own."
+)
 FIT_NOTE: Final = (
     "X(1): throughput of one node or rank. serial: serial fraction (Amdahl, Gustafson). sigma: contention, kappa:"
     " crosstalk (USL). log: overhead that grows with log2 N. possible: the runs do not exclude the law. The law that is"
@@ -125,7 +129,7 @@ def fit_rows(analysis: Analysis) -> list[list[str]]:
     rows = []
     for fitted in analysis.fits:
         verdict = "used" if fitted is analysis.chosen else "possible" if fitted in analysis.possible else "excluded"
-        verdict = verdict if analysis.possible else "-"
+        verdict = verdict if analysis.can_exclude else "-"
         for parameter, value in fitted.intervals.items():
             rate = parameter == "X(1)"
             name, style = (f"X(1), {analysis.unit}", number_style(value.value)) if rate else (parameter, ".4g")
@@ -188,8 +192,8 @@ def write(
         fits, summary = fit_rows(analysis), analysis.summary
     else:
         headers, rows = matrix[0], matrix[1:]
-        fits = [[f"{name}: {law}", *cells] for name, one in series.items() for law, *cells in fit_rows(one)]
-        summary = [f"{name}: {line}" for name, one in series.items() for line in one.summary]
+        fits = [[name, *cells] for name, one in series.items() for cells in fit_rows(one)]
+        summary = [f"{name}: {' '.join(one.summary)}" for name, one in series.items()]
         for name, one in series.items():
             part = runs.filter(pl.col("series") == name)
             write(replace(study, name=f"{study.name}: {name}"), {"": one}, part, folder / file_name(name))
@@ -197,9 +201,14 @@ def write(
     lines = list(dict.fromkeys(line for one in series.values() for line in warnings(one, runs)))
     title = f"Scaling study {study.name}"
     html, markdown = folder / "index.html", folder / "report.md"
-    tables = {"Sizes": PageTable(headers, rows, TABLE_NOTE), "Fits": PageTable(_FIT_HEADERS, fits, FIT_NOTE)}
+    of_series = [] if matrix is None else ["series"]
+    note = TABLE_NOTE if matrix is None else MATRIX_NOTE
+    tables = {"Sizes": PageTable(headers, rows, note), "Fits": PageTable([*of_series, *_FIT_HEADERS], fits, FIT_NOTE)}
     tables |= {f"Comparison with {name}": PageTable(table[0], table[1:]) for name, table in comparisons}
-    tables["Runs"] = PageTable(RUN_HEADERS, run_rows(runs))
+    listed = run_rows(runs)
+    if matrix is not None:
+        listed = [[name, *cells] for name, cells in zip(runs["series"].to_list(), listed, strict=True)]
+    tables["Runs"] = PageTable([*of_series, *RUN_HEADERS], listed)
     pictures = [
         Picture(_TITLES[name], CAPTIONS[name], figures.to_svg(figure), _table_behind(name, series, runs, comparisons))
         for name, figure in made.items()

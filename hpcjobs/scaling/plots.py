@@ -123,7 +123,7 @@ def _curves(axes: Axes, analysis: Analysis, *, per_unit: bool) -> None:
     where = np.geomspace(base, largest, 100)
     for fitted, colour in zip(analysis.fits, _COLOURS["fit"], strict=False):
         curve = [fitted.speedup(n, base) * (base / n if per_unit else 1) for n in where]
-        is_excluded = bool(analysis.possible) and fitted not in analysis.possible
+        is_excluded = analysis.can_exclude and fitted not in analysis.possible
         label = f"{fitted.law.name} (excluded)" if is_excluded else fitted.law.name
         axes.plot(where, curve, "--" if is_excluded else "-", color=colour, label=label)
 

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from hpcjobs.scaling.fits import Interval, RunGroups
 from hpcjobs.scaling.size_answer import count_of
+from hpcjobs.units import human_duration
 
 REPEATS: Final = 3
 """Runs of a size that is measured: fewer have hardly an interval."""
@@ -114,7 +115,7 @@ def choose_by_efficiency(
     Sizes grow twofold while they reach it; between the last that does and the first that does not, the middle is next.
     """
     if smallest == largest:
-        return SizeChoice(smallest, f"the site allows {count_of(smallest, per)} only")
+        return SizeChoice(smallest, f"{count_of(smallest, per)} is the only size possible")
     base = sizes[0] if sizes and sizes[0].n == smallest else None
     if base is None or base.runs < REPEATS:
         return MissingRuns(smallest, REPEATS - (base.runs if base else 0), smallest, smallest)
@@ -156,13 +157,17 @@ def choose_by_end(
     top = sizes[-1]
     in_time = [size for size in sizes if end(size) <= finish_by]
     if not in_time:
+        start_is_late_s = min(end(size) - (size.duration_s or 0.0) for size in sizes) - finish_by
+        if start_is_late_s > 0:
+            wait = f"the queue starts {count_of(sizes[0].n, per)} {human_duration(start_is_late_s)} after that time"
+            return SizeChoice(None, f"no size ends in time: {wait}")
         slower = len(sizes) > 1 and top.throughput.value <= sizes[-2].throughput.value
         if top.n == largest or slower:
             best = min(sizes, key=end)
             more = f"more {per} are not faster" if slower else "more are not allowed"
             late_s = end(best) - finish_by
             return SizeChoice(
-                None, f"no size ends in time: {count_of(best.n, per)} would end {late_s / 60:.0f} min late; {more}"
+                None, f"no size ends in time: {count_of(best.n, per)} would end {human_duration(late_s)} late; {more}"
             )
         return MissingRuns(min(2 * top.n, largest), REPEATS, top.n, None)
     costs = {size.n: size.n * (size.duration_s or 0.0) for size in in_time}
@@ -173,7 +178,7 @@ def choose_by_end(
     spare_s = finish_by - end(cheapest)
     return SizeChoice(
         cheapest.n,
-        f"the cheapest that ends in time: {count_of(cheapest.n, per)}, {spare_s / 60:.0f} min before the end",
+        f"the cheapest that ends in time: {count_of(cheapest.n, per)}, {human_duration(spare_s)} before the time",
     )
 
 

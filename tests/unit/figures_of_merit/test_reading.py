@@ -38,7 +38,7 @@ def reader_of(name: str, figure: Figure) -> FigureReader:
 
 
 @pytest.mark.parametrize(("program", "figure"), KNOWN)
-@pytest.mark.parametrize("label", ["", "0: ", " 12: "])
+@pytest.mark.parametrize("label", ["", "0: ", " 12: ", "[1,0]<stdout>:", "[0]<stdout>:"])
 def test_the_figures_of_known_programs_are_read_from_their_logs(program: str, figure: str, label: str) -> None:
     reader = reader_of(figure, PRESETS[program][figure])
     for line in split_lines((LOGS / f"{program}.log").read_bytes()):

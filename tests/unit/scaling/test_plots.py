@@ -111,3 +111,23 @@ def test_a_dollar_in_a_parameter_is_a_dollar(text: str, tmp_path: Path) -> None:
     written = results_page.write("s", rows, [text], tmp_path, compared=rows, metric="loss", largest=False)
     assert any(path.suffix == ".png" for path in written)
     assert figures.escape_math(text).count(r"\$") >= text.count("$")
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["PREEMPTED", "FAILED", "COMPLETED", "TIMEOUT"],
+        [f"node{number:02}" for number in range(1, 9)],
+        ["launcher=srun", "launcher=torchrun, cpus_per_task=8, container=pytorch-24.10-cuda12, mode=reduced"],
+        ["one"],
+    ],
+)
+def test_a_legend_is_no_wider_than_its_picture(labels: list[str]) -> None:
+    figure, axes = figures.new_figure()
+    for label in labels:
+        axes.plot([1, 2], [1, 2], label=label)
+    figures.add_legend(figure)
+    FigureCanvasAgg(figure).draw()
+    box = figure.legends[0].get_window_extent()
+    assert (box.x0 >= 0, box.x1 <= figure.bbox.width, box.y0 >= 0) == (True, True, True)
+    assert "".join(text.get_text() for text in figure.legends[0].get_texts()).replace("\n", " ") == "".join(labels)

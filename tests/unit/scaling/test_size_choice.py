@@ -186,6 +186,31 @@ def test_a_size_whose_queue_is_too_long_is_not_chosen_even_if_it_is_faster() -> 
         find(cluster, finish_by=cluster.clock + 3 * HOUR)
 
 
+def test_a_queue_that_starts_nothing_in_time_is_the_reason_and_no_larger_size_is_tried() -> None:
+    cluster = Cluster(perfect, queue=lambda n: 5 * HOUR)
+    with pytest.raises(RequestError, match=r"the queue starts 1 node 1h0\dm after that time"):
+        find(cluster, finish_by=cluster.clock + 4 * HOUR)
+    assert {run.job.nodes for run in cluster.done} == {1}
+
+
+def test_a_dry_run_says_that_it_does_not_know_the_wait() -> None:
+    cluster = Cluster(perfect, queue=lambda n: 5 * HOUR)
+    for _ in range(3):
+        cluster.run(cluster.job({"nodes": 1}))
+    answer = find(cluster, finish_by=cluster.clock + 20 * HOUR, tries=False)
+    assert answer.reasons[0].endswith("; the wait in the queue is not counted by a dry run")
+
+
+def test_a_launcher_whose_trials_give_no_figure_is_left_out() -> None:
+    cluster = Cluster(perfect)
+    run = cluster.run
+    cluster.run = lambda job, **more: (  # type: ignore[method-assign]
+        run(job, **more), job.launcher == cluster.launchers()[1] and _forget_figure(cluster))[0]  # fmt: skip
+    answer = find(cluster, "launcher")
+    assert answer.options == {"launcher": "srun"}
+    assert answer.reasons[0].startswith("trials of launcher mpirun gave no figure")
+
+
 def test_a_size_in_time_is_taken_where_the_budget_does_not_pay_for_a_cheaper_one() -> None:
     cluster = Cluster(perfect)
     answer = find(cluster, finish_by=cluster.clock + 4.1 * HOUR, budget=TrialBudget.parse("0.4"))
@@ -266,7 +291,7 @@ def test_a_size_whose_trials_fail_bounds_the_answer() -> None:
     answer = find(cluster)
     assert answer.options == {"nodes": "5"}
     assert [reason.partition(" (")[0] for reason in answer.reasons[:-1]] == [
-        "trials of 8 nodes failed", "trials of 7 nodes failed", "trials of 6 nodes failed",
+        "trials of 8 nodes gave no figure", "trials of 7 nodes gave no figure", "trials of 6 nodes gave no figure",
     ]  # fmt: skip
 
 
@@ -288,7 +313,7 @@ def test_a_site_with_one_size_needs_no_trial() -> None:
     cluster = Cluster(perfect)
     Path("simulated.yaml").write_text(SITE.replace("16", "1"))
     answer = find(cluster)
-    assert (answer.options, answer.reasons, cluster.done) == ({"nodes": "1"}, ["the site allows 1 node only"], [])
+    assert (answer.options, answer.reasons, cluster.done) == ({"nodes": "1"}, ["1 node is the only size possible"], [])
 
 
 @pytest.mark.parametrize(("text", "after_s"), [("8h", 8 * HOUR), ("90m", 1.5 * HOUR)])
