@@ -178,7 +178,7 @@ def analyse_series(runs: pl.DataFrame, *, target: float = 0.8, allow_mixed: bool
 
 
 def _describe_fall(groups: list[SizeResult], by_size: RunGroups, per: str, *, unit: str) -> str | None:
-    """That the largest size is slower than a smaller one, and whether that is beyond the scatter of the runs."""
+    """That the largest size is slower than a smaller one, and whether that is known to be beyond the scatter."""
     best, last = max(range(len(groups)), key=lambda i: groups[i].throughput.value), len(groups) - 1
     if groups[last].n == groups[best].n:
         return None
@@ -186,8 +186,10 @@ def _describe_fall(groups: list[SizeResult], by_size: RunGroups, per: str, *, un
         f"{format_number(groups[i].throughput.value)} {unit} with {_count(groups[i].n, per)}" for i in (best, last)
     ]
     high = by_size.ratio(last, best).high
-    if high is not None and high >= 1:
-        start, doubt = f"More {per} are not faster here", "; the difference is within the scatter of the runs"
+    if high is None or high >= 1:
+        start = f"More {per} are not faster here"
+        known = "the difference is within the scatter of the runs"
+        doubt = "; the scatter of the runs is not known" if high is None else f"; {known}"
     else:
         start, doubt = f"More {per} are slower here", ""
     return f"{start}: {values[0]}, {values[1]}{doubt}. Nothing is predicted for more."

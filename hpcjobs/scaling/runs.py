@@ -80,7 +80,8 @@ def tabulate(runs: Iterable[StudyRun], *, site: str, mode: Mode) -> pl.DataFrame
     """The table of these runs.
 
     A program that leaves no summary.json is measured by the time its job took: in ``runs/h``, or, as a run of a weak
-    study does work in proportion to its ranks, in ``rank-runs/h`` (ranks x runs/h).
+    study does work in proportion to its ranks, in ``rank-runs/h`` (ranks x runs/h). A requeued job gives no figure: its
+    last attempt may have continued what earlier ones did.
 
     Raises:
         SchedulerError: neither the accounting nor the queue answers.
@@ -119,6 +120,8 @@ def _row(run: StudyRun, job: dict[str, Any], *, mode: Mode) -> dict[str, Any]:
             row.update(throughput=rate.value, unit=rate.unit)
     elif has_reader(folder):
         row.update(problem="; ".join(read_problems(folder)) or None)
+    elif (job.get("attempts") or 1) > 1:
+        row.update(problem="requeued, and its last attempt may have done a part of the work only")
     elif job.get("state") == "COMPLETED" and job.get("elapsed_s"):
         work, unit = (run.size.ranks, WHOLE_JOBS[1]) if mode == "weak" else (1, WHOLE_JOBS[0])
         row.update(throughput=work * 3600 / job["elapsed_s"], unit=unit)

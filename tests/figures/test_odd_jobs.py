@@ -332,3 +332,43 @@ def test_the_days_of_odd_jobs_are_local_ones(cluster: ScriptedCluster, shape: st
         if busy:
             share = sum(one["cpu_s"] for one in busy) / sum(one["cpus"] * one["elapsed_s"] for one in busy)
             assert float(row["CPU"].rstrip("%")) == pytest.approx(100 * share, abs=0.5001), day
+
+
+def advice_of(job: dict[str, Any]) -> set[str]:
+    """The options that the next job of this kind should have, by docs/reports.md."""
+    limit, nodes, tasks, took = job["time_limit_s"], job["nodes"], job["tasks"], job["elapsed_all_s"]
+    if job["state"] == "OUT_OF_MEMORY":
+        return {f"--mem={int(2 * job['mem_requested_bytes'] / nodes / GIB)}G"}
+    if job["state"] != "COMPLETED" or took < 60:
+        return set()
+    advised = set()
+    if limit and (enough := max(300, -(-1.5 * took // 300) * 300)) <= limit / 2:
+        hours, rest = divmod(int(enough), 3600)
+        advised.add(f"--time={hours:02}:{rest // 60:02}:00")
+    used = job["mem_per_node_bytes"]
+    if used and (enough := max(used * 4 / 3, 256 * MIB)) <= job["mem_requested_bytes"] / nodes / 2:
+        quarters, whole = -(-enough // (256 * MIB)), -(-enough // GIB)
+        is_large, is_huge = enough >= 2 * GIB, enough >= 16 * GIB
+        size = f"{-(-whole // 4) * 4:.0f}G" if is_huge else f"{whole:.0f}G" if is_large else f"{256 * quarters:.0f}M"
+        advised.add(f"--mem={size}")
+    if job["cpu_efficiency"] and tasks and not job["gpus"] and job["cpus"] / tasks >= 2:
+        each = max(1, -(-1.2 * job["cpu_efficiency"] * job["cpus"] / tasks // 1))
+        advised |= {f"--cpus-per-task={each:.0f}"} if each <= job["cpus"] / tasks / 2 else set()
+    share, gpus = job["gpu_utilization"], job["gpus"]
+    if share is not None and gpus >= 2 and share <= 0.5:
+        each = max(1, -(-1.2 * share * gpus / nodes // 1))
+        advised |= {f"--gpus-per-node={each:.0f}"} if each * nodes < gpus else set()
+    return advised
+
+
+def test_the_advice_of_odd_jobs_is_that_of_their_figures(cluster: ScriptedCluster) -> None:
+    rows = rows_of("24.11", NIGHT)
+    idle = job("713", NIGHT, NIGHT, 7200, gpus=8, nodes=2, cpus=32)
+    used = {"TRESUsageInTot": "gres/gpuutil=130,mem=3000M", "AllocTRES": "gres/gpu=8", "MaxRSS": 900 * MIB}
+    rows += [idle, step(idle, "0", 0, 7200, NTasks=8, NNodes=2, **used)]
+    cluster.account(rows)
+    table = read_table(ok("report", "jobs", "-a", "--since", "2026-10-20", "--columns", "job,advice").out, "JOB")
+    printed = {row["JOB"]: set(re.findall(r"--[\w-]+=\S+?(?=;|$)", row["ADVICE"])) for row in table}
+    expected = {job_id: advice_of(expected_of(attempts)) for job_id, attempts in attempts_of(rows).items()}
+    assert printed == expected
+    assert set().union(*expected.values()) >= {"--gpus-per-node=1"}

@@ -277,3 +277,76 @@ def test_runs_with_the_same_figure_have_no_scatter_to_test_a_law_with(cluster: S
     assert serial == ["0"] * len(serial)
     assert {row["SIGNIFICANT AT 5 %"] for row in read_table(out, "NODES X TASKS")} == {"scatter not known"}
     assert "(by their values: their scatter is not known)" in out
+
+
+def interval_of(logs: dict[Any, Any], weights: dict[Any, float], rounding: dict[Any, float]) -> list[float]:
+    """A sum of means of sizes with any numbers of runs, and its bounds: factors, not logarithms.
+
+    Each size's variance is that of its runs, and two degrees of freedom's worth of the mean variance of all runs. That
+    of rounded times is added.
+    """
+    free = {size: len(runs) - 1 for size, runs in logs.items()}
+    own = {size: float(runs.var(ddof=1)) if len(runs) > 1 else 0.0 for size, runs in logs.items()}
+    parts = dict.fromkeys(logs, 0.0)
+    rounded = 0.0
+    for size, weight in weights.items():
+        share = weight**2 / len(logs[size]) / (2 + free[size])
+        for other in logs:
+            parts[other] += share * 2 * free[other] / sum(free.values())
+        parts[size] += share * free[size]
+        rounded += weight**2 * rounding[size]
+    scatter = sum(parts[size] * own[size] for size in logs)
+    repeated = [size for size in logs if free[size]]
+    equal = sum(parts.values()) ** 2 / sum(parts[size] ** 2 / free[size] for size in repeated)
+    measured = scatter**2 / sum((parts[size] * own[size]) ** 2 / free[size] for size in repeated)
+    freedom = equal**0.6 * measured**0.4 * ((scatter + rounded) / scatter) ** 2
+    reach = float(stats.t.ppf(0.975, freedom) * np.sqrt(scatter + rounded))
+    middle = sum(weight * float(logs[size].mean()) for size, weight in weights.items())
+    return [float(np.exp(middle + each)) for each in (0, -reach, reach)]
+
+
+def test_an_odd_study_is_measured_by_the_jobs_that_tell(cluster: ScriptedCluster) -> None:
+    """Sizes of nodes and tasks, unlike numbers of runs, jobs that failed, were requeued or took no time."""
+    Path("train.py").write_text("print('hello')\n", encoding="utf-8")
+    ok("scale", "-N", "1,2", "--ntasks-per-node", "1,2", "--repeats", "4", "--weak", "--name", "odd", "train.py")
+    chance, logs, rounding, left_out = np.random.default_rng(8), {}, {}, []
+    rows: list[dict[str, str]] = []
+    rates: dict[tuple[int, int], list[float]] = {}
+    squares: dict[tuple[int, int], list[float]] = {}
+    for number, cell in enumerate(ok("sweep", "results", "study-odd", "--json").json):
+        nodes, tasks = cell["params"]["param.nodes"], int(cell["params"]["ntasks_per_node"])
+        lasted = int(chance.normal(24, 2)) + 4 * nodes * tasks
+        row = accounted(cell["job_id"], nodes=nodes, lasted=lasted)
+        if number == 1:
+            row["State"] = "FAILED"
+        elif number == 6:
+            row |= {"ElapsedRaw": "0", "End": row["Start"]}
+        elif number == 11:
+            later = {"Submit": row["End"], "Start": row["End"], "End": str(int(row["End"]) + 9), "ElapsedRaw": "9"}
+            rows.append(row | {"State": "PREEMPTED"})
+            row |= later
+        rows.append(row)
+        if number in (1, 6, 11):
+            left_out.append(cell["job_id"])
+            continue
+        rates.setdefault((nodes, tasks), []).append(nodes * tasks * 3600 / lasted)
+        squares.setdefault((nodes, tasks), []).append(1 / 6 / lasted**2)
+    cluster.account(rows)
+    logs = {size: np.log(values) for size, values in rates.items()}
+    rounding = {size: float(np.mean(values)) for size, values in squares.items()}
+    answer = within("report", "scaling", "odd")
+    printed = {(int(row["NODES"]), int(row["RANKS"]) // int(row["NODES"])): row
+               for row in read_table(answer.out.partition("Sizes (")[0], "NODES")}  # fmt: skip
+    assert printed.keys() == rates.keys()
+    for size, row in printed.items():
+        assert int(row["RUNS"]) == len(rates[size])
+        mean = interval_of(logs, {size: 1}, rounding)
+        assert printed_interval(row["RANK-RUNS/H"]) == pytest.approx(mean, rel=0.006), size
+        if size != (1, 1):
+            ratio = interval_of(logs, {size: 1, (1, 1): -1}, rounding)
+            assert printed_interval(row["SPEED-UP"]) == pytest.approx(ratio, abs=0.0051), size
+            efficiency = 100 * np.array(ratio) / size[0] / size[1]
+            assert printed_interval(row["EFFICIENCY"]) == pytest.approx(efficiency, abs=0.51), size
+    for job_id in left_out:
+        assert f"job {job_id}: " in answer.err.replace("\n", " ")
+    assert "requeued" in answer.err
