@@ -27,7 +27,7 @@ _MOST_NAMES = 100
 
 
 class HpcJobsError(Exception):
-    """Something hpcjobs can explain: what was asked, what is allowed, where it was read, what to do."""
+    """Another error that is explained: a missing package, a time that is over, a file that cannot be written."""
 
     exit_code = 3
 
@@ -50,31 +50,31 @@ def warn_without_locks(folder: object, what: str) -> None:
 
 
 class ConfigError(HpcJobsError):
-    """A file hpcjobs reads is wrong."""
+    """A file that is read is wrong, or the site does not exist."""
 
     exit_code = 4
 
 
 class RequestError(HpcJobsError):
-    """The request cannot be met by the site it names."""
+    """The request is refused: a value is wrong, the site does not allow it, or a limit is reached."""
 
     exit_code = 5
 
 
 class UnknownJobError(HpcJobsError):
-    """Nothing recorded answers to this id, folder or name."""
+    """No job, run folder, session or sweep has this name."""
 
     exit_code = 6
 
 
 class SchedulerError(HpcJobsError):
-    """The scheduler answered, and refused."""
+    """The scheduler refused."""
 
     exit_code = 7
 
 
 class SchedulerDownError(SchedulerError):
-    """The scheduler did not answer; ``maybe_taken`` when it may have heard a submission all the same."""
+    """The scheduler did not answer; a submission may have been accepted all the same (maybe_taken)."""
 
     exit_code = 8
 
@@ -84,7 +84,7 @@ class SchedulerDownError(SchedulerError):
 
 
 class CommandMissingError(SchedulerError):
-    """A program is not on PATH."""
+    """A program that is needed is not on PATH."""
 
     exit_code = 9
 
