@@ -319,7 +319,8 @@ def _conclude(
         return _at_step(facts, STATES[state], same_cause)
     signal = _signal(facts, failure)
     # An error that the program survived does not explain a crash.
-    names_cause = best is not None and best.rule.kind is Kind.CAUSE and not (signal in _CRASHES and best.is_early)
+    survived = best is not None and signal in _CRASHES and (best.is_early or not (signal == 9 or best.may_crash))
+    names_cause = best is not None and best.rule.kind is Kind.CAUSE and not survived
     # Of memory the accounting knows the task; the log's lines are of any that Slurm killed with it.
     if best is not None and best.rule.cause == "out-of-memory" and facts.out_of_memory is not None:
         return _at_step(facts, _by_rule(best).end, best)

@@ -38,10 +38,11 @@ _SIGNALS = {
 }  # fmt: skip
 _SHELL = re.compile(r"\S+: line \d+: +\d+ (?P<how>[A-Z][a-z]+(?: [a-z]+)*)(?: {2,}| *\()")
 _BARE = re.compile(
+    r"(?:make(?:\[\d+\])?: \*\*\* \[[^]]*\] )?"
     r"(?P<how>Segmentation fault|Bus error|Aborted|Killed|Illegal instruction|Floating point exception)"
-    r"(?: +\(core dumped\))?\.?"
+    r"(?: +\(core dumped\))?\.?|Command terminated by signal (?P<number>\d+)"
 )
-"""A line of a shell (dash, or bash -c) that names the signal alone."""
+"""A line of a shell (dash, or bash -c), make or `time` that names the signal alone."""
 _LINES_BEHIND = 10
 """Lines behind a shell's report that show that its script went on for long."""
 _RUNTIME = re.compile(
@@ -203,7 +204,9 @@ def find_memory_kills(lines: Iterable[LogLine]) -> list[Failure]:
 
 def signal_reported_by_shell(text: str) -> int | None:
     """The signal that a shell names as the end of a program."""
-    match = _BARE.fullmatch(text.strip()) or _SHELL.match(text)
+    if (bare := _BARE.fullmatch(text.strip())) is not None:
+        return int(bare["number"]) if bare["number"] else _SIGNALS[bare["how"]]
+    match = _SHELL.match(text)
     return _SIGNALS.get(match["how"]) if match else None
 
 

@@ -41,6 +41,8 @@ _COMMAND = re.compile(r"\++ ")
 _OUTSIDE = re.compile(r"(?:slurmstepd|srun|kernel|hpcjobs)\b|.*NVRM")
 """Reports of Slurm and the system about the program, which it cannot quote."""
 _JOB_ENDED = re.compile(r"\*\*\* JOB \d+ ")
+_OF_CHILD = re.compile(r"CalledProcessError|non-zero exit status|ProcessRaisedException|ProcessExitedException")
+"""Exceptions about a process that the program started, whose own error is in the lines before."""
 _LIBRARY = re.compile(r".*NCCL WARN |\[[EF][ \d]|.*UCX +ERROR|\[[\w.-]+:\d+\]|.*gloo/")
 """Reports of a library; its caller then raises an exception about the same error."""
 _OF_RANKS = re.compile(
@@ -135,6 +137,11 @@ class Match(NamedTuple):
     def is_early(self) -> bool:
         """Whether the program went on after it."""
         return self.after > 0 and not self.is_report
+
+    @property
+    def may_crash(self) -> bool:
+        """Whether a crash of its program may follow from it, and not only an exit: not from a line of a tool."""
+        return self.raised or self.is_report or _LIBRARY.match(self.line.text) is not None
 
     @property
     def is_report(self) -> bool:
@@ -280,10 +287,12 @@ def choose_match(matches: Iterable[Match], first_rank: int | None, lines: Sequen
     recent = _drop_refuted(_keep_recent(_drop_survived(every, output)), output)
     recent = _drop_explained(recent)
     fatal = [match for match in recent if is_of_program(match) and match.after <= _FEW_LINES]
+    last = [m for m in recent if m.after <= _FEW_LINES and m.rule.kind is not Kind.CONSEQUENCE and not _is_of_ranks(m)]
 
     def importance(match: Match) -> tuple[bool, bool, bool, int]:
         other = match.line.rank not in (None, first_rank) if first_rank is not None else False
-        is_behind = bool(fatal) and match not in fatal and (_is_of_ranks(match) or match.after > _FEW_LINES)
+        went_on = bool(last) and match.after > _FEW_LINES
+        is_behind = went_on or (bool(fatal) and match not in fatal and _is_of_ranks(match))
         return match.rule.kind is Kind.CONSEQUENCE, is_behind, other, match.rule.kind.value
 
     best = min(recent, key=importance, default=None)
@@ -453,7 +462,7 @@ def _refutes(later: Match, match: Match, *, is_one: bool) -> bool:
         return match.line.rank is not None or is_one
     if match.is_report:
         return _JOB_ENDED.search(match.line.text) is not None  # an attempt before this one
-    if later.rule.cause in match.rule.more_precise_than:
+    if later.rule.cause in match.rule.more_precise_than or _OF_CHILD.search(later.line.text):
         return False
     if later.traceback is None and match.after == later.after:
         return False  # the lines before the last words of a program may say the reason

@@ -16,7 +16,7 @@ LAST_WORDS = re.compile(
             r"^Error in (?P<message4>.+)",  # R
             r"^\{?Error using (?P<message5>.+)",  # MATLAB
             r"^thread '[^']*' (?:\(\d+\) )?panicked at (?P<message6>.+)",  # Rust
-            r"^panic: (?P<message7>.+)",  # Go
+            r"^panic: (?P<message7>.+)|^fatal error: (?P<message14>.+)",  # Go
             r"^terminate called after throwing an instance of '(?P<message8>[^']+)'",  # C++
             r"^(?:\*+ )?Fortran runtime error: (?P<message9>.+)",
             r"^forrtl: (?:severe|error) \(\d+\): (?!SIG)(?P<message10>.+)",

@@ -48,8 +48,9 @@ SYSTEM: tuple[Rule, ...] = (
         r"terminate called.*std::bad_alloc|std::bad_alloc"
         r"|^(?:numpy[\w.]*\._?ArrayMemoryError|MemoryError)\b.*|DefaultCPUAllocator: can't allocate memory"
         r"|^(?!.*(?:PMI|UCX|shmget|mlock|hugepage)).*(?i:cannot allocate memory)|memory allocation of \d+ bytes failed"
-        r"|OutOfMemoryError\(\)|cannot allocate vector of size|fatal error: runtime: out of memory|^Out of memory\b"
-        r"|insufficient virtual memory|Error allocating \d+ bytes",
+        r"|OutOfMemoryError\(\)|insufficient memory for the Java Runtime|\(errno=12\)|cannot allocate vector of size"
+        r"|fatal error: runtime: out of memory|^Out of memory\b|insufficient virtual memory"
+        r"|Error allocating \d+ bytes",
         "The program could not get more memory of the node{requested_memory}",
         _MORE_MEMORY,
         more_precise_than=(PROGRAM_ERROR,),
