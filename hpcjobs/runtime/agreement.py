@@ -29,6 +29,8 @@ LOOK_S = 1.0
 RANKS_PER_LOOK = 1000
 """In larger worlds ranks look more rarely: the board gets at most this number of reads per second."""
 REQUEST, ANNOUNCED = "request", "announced"
+SIGNALS = (None, "SIGUSR1", "SIGTERM")
+"""`reduce` gets the place of a rank's signal in this list."""
 _FILES = ".stop-"
 
 
@@ -133,9 +135,9 @@ class StopAgreement:
         *,
         rank: int,
         world_size: int,
-        open_board: Callable[[], Board],
+        open_board: Callable[[], Board] | None = None,
         reduce: Callable[[int], int] | None,
-        apart: int,
+        apart: int = 1,
     ) -> None:
         """`reduce`: the largest value of all ranks, called at every boundary in place of the board.
 
@@ -157,8 +159,8 @@ class StopAgreement:
             return True
         self._boundary += 1
         if self._reduce is not None:
-            if self._reduce(0 if self.stop.requested is None else 1):
-                self.why = self.stop.requested or "the signal of another rank"
+            largest = int(self._reduce(SIGNALS.index(self.stop.requested)))
+            self.why = SIGNALS[min(largest, len(SIGNALS) - 1)]
         elif self.world_size == 1:
             self.why = self.stop.requested
         elif self.rank == 0 or self._boundary > self.apart:
@@ -168,6 +170,7 @@ class StopAgreement:
     def _ask_board(self) -> None:
         board = self._board
         if board is None:
+            assert self._open_board is not None
             board = self._board = self._open_board()
         if not self._answered:
             now = time.monotonic()

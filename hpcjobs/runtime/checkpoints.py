@@ -24,7 +24,7 @@ import time
 import uuid
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -34,6 +34,7 @@ from typing import Any
 from hpcjobs.files import write_beside
 from hpcjobs.record.summary import write_json
 from hpcjobs.runtime.exits import BadCheckpoint, LossNotFinite, StorageFault
+from hpcjobs.runtime.signals import JobControl
 from hpcjobs.runtime.streams import print_error
 
 FOLDER = "checkpoints"
@@ -551,3 +552,52 @@ class BackgroundWriter(ABC):
         self._hint = BUSY_HINT if error.errno == errno.EBUSY else FULL_HINT
         self._not_before = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+
+
+class CheckpointKeeper:
+    """The checkpoints of one rank's run: writes them, and tells the run's log and the job script of them."""
+
+    def __init__(
+        self,
+        writer: BackgroundWriter,
+        control: JobControl,
+        *,
+        record: Callable[[int, float], None],
+        step_s: Callable[[], Sequence[float]],
+    ) -> None:
+        """`record` gets the step of each checkpoint on disk, and the seconds that it held up the run.
+
+        `step_s`: the newest times of steps, in seconds.
+        """
+        self._writer, self._control, self._record, self._step_s = writer, control, record, step_s
+
+    def write(self, meta: CheckpointMeta, state: Any, *, last: bool = False, blocking: bool = False) -> None:
+        """Write `state`, now or soon (`last`: there will be no later one); `blocking`: it is on disk after this.
+
+        Raises:
+            StorageFault: with `blocking`, the storage does not take it in time.
+        """
+        if blocking:
+            self._writer.save_blocking(meta, state, within_s=self._control.last_save_s)
+        else:
+            self._writer.save(meta, state, last=last)
+        self.record_written()
+        self._control.publish_times(self._step_s(), self._writer.write_s)
+
+    def record_written(self) -> None:
+        """Record each checkpoint that came to the disk since the last call."""
+        for step, stall_s in self._writer.take_written():
+            self._record(step, stall_s)
+
+    def finish(self) -> None:
+        """Wait until the newest saved state is on disk. Raises StorageFault and LossNotFinite, as the writer's."""
+        self._writer.finish(within_s=self._control.last_save_s)
+        self.record_written()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    @property
+    def stall_s(self) -> Sequence[float]:
+        """Seconds that each save held up the run."""
+        return self._writer.stall_s

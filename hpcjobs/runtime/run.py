@@ -26,9 +26,6 @@ from hpcjobs.runtime.step_log import StepLog, make_summary, read_number, read_re
 from hpcjobs.runtime.streams import flush
 from hpcjobs.runtime.watchdog import Heartbeat, report_stacks
 
-LAST_SAVE_S = 120.0
-"""A run that ends or stops tries this long to write its last checkpoint."""
-
 
 class Run(ScriptRank):
     """One rank's part of a run; made by `start()`.
@@ -73,8 +70,10 @@ class Run(ScriptRank):
             attempt=self.attempt,
             keep=keep,
             step=step,
+            control=self._control,
             report=self.print,
-            on_written=self._control.record_saved_step,
+            record=self._log_checkpoint,
+            step_s=lambda: tuple(self._log.step_s),
         )
         self.step = self._newest_step = self._checkpoints.resumed_step
         self._open_log = partial(StepLog, run_dir, name=name, env=env, log_to=log_to)
@@ -116,7 +115,7 @@ class Run(ScriptRank):
         if self._heartbeat is not None:
             self._heartbeat.beat(step)
         if wrote:
-            self._log_checkpoints()
+            self._checkpoints.record_written()
             self._control.record_step(step)
             if self._heartbeat is not None:
                 self._heartbeat.update_limit()
@@ -208,13 +207,10 @@ class Run(ScriptRank):
         if self.env.rank == 0 or sharded:
             with self.exclude_time():
                 meta = CheckpointMeta(step, epoch, 0, self.env.world_size, self._log.tell(), loss)
-                self._checkpoints.save(
+                self._checkpoints.write(
                     meta, Part(state, sharded, allow_nan), last=self.stopping or step == self.total_steps
                 )
-        if self.env.rank == 0:
-            self._log_checkpoints()
             self._control.record_step(max(step, self._newest_step))
-            self._control.publish_times(tuple(self._log.step_s), self._checkpoints.write_s)
 
     def load(self, *, rank: int | None = None) -> Any:
         """Load the state of `step`, or None; tensors on the CPU. A sharded state gives this rank's part.
@@ -309,14 +305,11 @@ class Run(ScriptRank):
 
     def _finish_saving(self) -> None:
         with nullcontext() if self._heartbeat is None else self._heartbeat.suspend():
-            self._checkpoints.finish(within_s=min(self._control.left_s, LAST_SAVE_S))
-        self._log_checkpoints()
+            self._checkpoints.finish()
 
-    def _log_checkpoints(self) -> None:
-        """A line for each checkpoint that came to the disk since the last call."""
+    def _log_checkpoint(self, step: int, stall_s: float) -> None:
         if self.env.rank == 0:
-            for step, stall_s in self._checkpoints.take_written():
-                self._log.write("checkpoint", step=step, stall_s=stall_s)
+            self._log.write("checkpoint", step=step, stall_s=stall_s)
 
     @contextmanager
     def _needing_storage(self) -> Iterator[None]:

@@ -29,9 +29,17 @@ from typing import TYPE_CHECKING, Any
 from hpcjobs.files import write_beside
 from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.agreement import find_store
-from hpcjobs.runtime.checkpoints import MANIFEST, BackgroundWriter, CheckpointMeta, Draft, measure
+from hpcjobs.runtime.checkpoints import (
+    MANIFEST,
+    BackgroundWriter,
+    CheckpointKeeper,
+    CheckpointMeta,
+    Draft,
+    measure,
+)
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import BadCheckpoint, LossNotFinite, WorldMismatch
+from hpcjobs.runtime.signals import JobControl
 
 if TYPE_CHECKING:
     from hpcjobs.torch_state import Buffers
@@ -281,7 +289,7 @@ def await_complete(folder: Path, step: int, *, within_s: float) -> bool:
     return True
 
 
-class ScriptCheckpoints:
+class ScriptCheckpoints(CheckpointKeeper):
     """The checkpoints of a run: chooses one to resume from, and saves new ones.
 
     Attributes:
@@ -297,8 +305,10 @@ class ScriptCheckpoints:
         attempt: str,
         keep: int,
         step: int | None,
+        control: JobControl,
         report: Callable[[str], None],
-        on_written: Callable[[int], None],
+        record: Callable[[int, float], None],
+        step_s: Callable[[], Sequence[float]],
     ) -> None:
         """`step`: where a program resumes that loads checkpoints of its own, which then need no look at the folder."""
         self._folder, self._env, self._attempt = folder, env, attempt
@@ -310,7 +320,9 @@ class ScriptCheckpoints:
         self._chosen = self._choose(report) if step is None else None
         self.resumed_step = step if step is not None else 0 if self._chosen is None else self._chosen[1].step
         self.saved_step = self.resumed_step
-        self._writer = StateWriter(folder, keep=keep, rank=env.rank, attempt=attempt, on_written=on_written)
+        on_written = control.record_saved_step
+        writer = StateWriter(folder, keep=keep, rank=env.rank, attempt=attempt, on_written=on_written)
+        super().__init__(writer, control, record=record, step_s=step_s)
 
     def _choose(self, report: Callable[[str], None]) -> tuple[Path, CheckpointMeta] | None:
         """The newest sound checkpoint; where torch's processes have met, rank 0 alone looks through them."""
@@ -357,32 +369,12 @@ class ScriptCheckpoints:
         elif (of_first := store.await_text("step")) != str(step):
             raise _folder_error(f"rank 0 resumes at step {of_first}, rank {env.rank} at step {step}")
 
-    def save(self, meta: CheckpointMeta, part: Part, *, last: bool) -> None:
-        """Begin to write a checkpoint; on rank 0, and with a sharded state on every rank."""
-        self._writer.save(meta, part, last=last)
-
-    def finish(self, *, within_s: float) -> None:
+    def finish(self) -> None:
         """Wait until the newest checkpoint is on disk; the other ranks wait for rank 0. Raises StorageFault."""
-        self._writer.finish(within_s=within_s)
+        within_s = self._control.last_save_s
+        super().finish()
         if self._env.rank != 0 and self.saved_step > self.resumed_step and not self._of_program:
             await_complete(self._folder, self.saved_step, within_s=within_s)  # else rank 0 reports the reason and fails
-
-    def close(self) -> None:
-        self._writer.close()
-
-    def take_written(self) -> list[tuple[int, float]]:
-        """Return steps written since the last call, with the seconds that each stalled the program."""
-        return self._writer.take_written()
-
-    @property
-    def stall_s(self) -> Sequence[float]:
-        """Seconds that each save stalled the program."""
-        return self._writer.stall_s
-
-    @property
-    def write_s(self) -> Sequence[float]:
-        """Seconds of each write to the disk."""
-        return self._writer.write_s
 
 
 def _folder_error(problem: str) -> WorldMismatch:

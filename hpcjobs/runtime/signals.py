@@ -133,13 +133,15 @@ MARGIN_S = 20.0
 """For the way of a signal to the last rank, and of the job back into the queue."""
 KILL_WAIT_S = 5.0
 """Seconds before the deadline; a later write may not complete."""
+LAST_SAVE_S = 120.0
+"""A run that ends or stops tries this long to write its last checkpoint."""
 
 
 class JobControl:
     """One rank's side of the control directory. Without ``stop`` it has no effect."""
 
     def __init__(self, stop: Stop | None, *, rank: int) -> None:
-        self.stop = stop
+        self.stop, self._rank = stop, rank
         place = control_dir() if stop is not None and rank == 0 else None
         self._steps: int | None = None
         if place is not None:
@@ -167,9 +169,11 @@ class JobControl:
                 record_progress(step)
 
     def publish_times(self, step_s: Sequence[float], write_s: Sequence[float]) -> None:
-        """Write how early this run needs its signal, from its own times; on rank 0."""
+        """Write how early this run needs its signal, from its own times; rank 0 does."""
+        if self.stop is None or self._rank != 0:
+            return
         step, write = Quantiles.of(step_s), Quantiles.of(write_s)
-        if self.stop is not None and step is not None and write is not None:
+        if step is not None and write is not None:
             with suppress(OSError):  # checkpoints report failing storage; the script keeps its value
                 write_number(SIGNAL_BEFORE, math.ceil(2 * step.p95 + write.p95 + MARGIN_S))
 
@@ -178,3 +182,8 @@ class JobControl:
         """Seconds left for a save, by the current time limit."""
         deadline = None if self.stop is None else read_deadline()
         return math.inf if deadline is None else deadline - KILL_WAIT_S - time.time()
+
+    @property
+    def last_save_s(self) -> float:
+        """Seconds that a run which ends or stops may spend on its last checkpoint."""
+        return min(self.left_s, LAST_SAVE_S)

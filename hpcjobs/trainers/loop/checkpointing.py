@@ -1,4 +1,4 @@
-"""Saves checkpoints, resumes from one, and stops all ranks together on request."""
+"""When a trainer saves checkpoints and from which one it resumes; the vote of its ranks on a request to stop."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hpcjobs.runtime import checkpoints, signals
-from hpcjobs.runtime.checkpoints import CheckpointMeta
-from hpcjobs.runtime.exits import LossNotFinite, Requeue, StorageFault
+from hpcjobs.runtime import checkpoints
+from hpcjobs.runtime.checkpoints import CheckpointKeeper, CheckpointMeta
+from hpcjobs.runtime.exits import LossNotFinite, StorageFault
 from hpcjobs.runtime.signals import JobControl
 from hpcjobs.runtime.streams import print_error
 from hpcjobs.trainers.checkpoint import format as checkpoint
@@ -23,51 +23,25 @@ from hpcjobs.trainers.metrics.recorder import Recorder
 from hpcjobs.trainers.optimization.plan import TrainingPlan
 from hpcjobs.trainers.optimization.step import Stepper
 
-LAST_SAVE_S = 120.0
-"""A run that ends or must stop tries this long to write its last checkpoint."""
 
+class PipelinedMax:
+    """The largest number of all ranks, one call late: the answer is that of the call before, so no rank waits."""
 
-STOP_SIGNALS = (None, "SIGUSR1", "SIGTERM")
+    def __init__(self) -> None:
+        self._largest = torch.zeros((), dtype=torch.int32)
+        self._reduction: dist.Work | None = None
 
-
-class FaultTolerance(JobControl):
-    """One rank's side of the control directory. Has no effect if no job script would start the run again."""
-
-    def __init__(self, group: RankGroup, stop: signals.Stop | None) -> None:
-        super().__init__(stop, rank=group.rank)
-        self.group = group
-        self._flag = torch.zeros((), dtype=torch.int32)
-        self._vote: dist.Work | None = None
+    def __call__(self, mine: int) -> int:
+        self.close()
+        largest = int(self._largest)
+        self._largest.fill_(mine)
+        self._reduction = dist.all_reduce(self._largest, op=dist.ReduceOp.MAX, async_op=True)
+        return largest
 
     def close(self) -> None:
-        if self._vote is not None:
-            self._vote.wait()
-        super().close()
-
-    def agree_on_stop(self) -> str | None:
-        """At every boundary, on every rank: the signal that some rank has got, the same answer for all.
-
-        The answer is the one to the previous boundary's question, so that no rank waits for it.
-        """
-        if self.stop is None:
-            return None
-        if self.group.world_size == 1:
-            return self.stop.requested
-        signal_name = None
-        if self._vote is not None:
-            self._vote.wait()
-            signal_name = STOP_SIGNALS[int(self._flag)]
-        self._flag.fill_(STOP_SIGNALS.index(self.stop.requested))
-        self._vote = dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, async_op=True)
-        return signal_name
-
-    def request_requeue(self, step: int, why: str) -> None:
-        """Everything is saved, on all ranks' behalf: ask to be started again."""
-        self.group.barrier()
-        if self.group.rank == 0:
-            signals.request_requeue(step)
-        self.group.log(f"stopped by {why} after step {step}, saved; asks to be started again")
-        raise Requeue(f"stopped by {why} after step {step}")
+        """Wait for the newest call."""
+        if self._reduction is not None:
+            self._reduction.wait()
 
 
 def resume_run(
@@ -90,7 +64,7 @@ def make_writer_group(group: RankGroup) -> WriterGroup:
     return WriterGroup(group.aside(), int(group.from_first(str(os.getpid()))))
 
 
-class Checkpoints:
+class Checkpoints(CheckpointKeeper):
     """Saves every `--checkpoint-every` steps or `--save-every-epochs` epochs, and at the end; without these, never."""
 
     def __init__(
@@ -99,42 +73,38 @@ class Checkpoints:
         run_dir: Path,
         stepper: Stepper,
         recorder: Recorder,
-        fault_tolerance: FaultTolerance,
+        control: JobControl,
         *,
         plan: TrainingPlan,
         group: RankGroup,
     ) -> None:
         self.every, self.plan, self.group = config.checkpoint_every, plan, group
         self.every_epochs = config.save_every_epochs
-        self.stepper, self.recorder, self.fault_tolerance = stepper, recorder, fault_tolerance
-        folder = run_dir / checkpoints.FOLDER
+        self.stepper, self.recorder = stepper, recorder
         in_parts = stepper.strategy.in_parts
         self._writes = in_parts or group.rank == 0
-        self._writer = CheckpointWriter(
-            folder,
+        writer = CheckpointWriter(
+            run_dir / checkpoints.FOLDER,
             keep=config.checkpoint_keep,
             background=config.checkpoint_async,
-            on_written=fault_tolerance.record_saved_step,
+            on_written=control.record_saved_step,
             together=make_writer_group(group) if in_parts else None,
             first=group.rank == 0,
             agree=group.agree if in_parts else lambda mine: mine,
         )
+        super().__init__(writer, control, record=recorder.record_checkpoint, step_s=lambda: recorder.meter.recent_steps)
 
     def __enter__(self) -> Checkpoints:
         return self
 
     def __exit__(self, *error: object) -> None:
         try:
-            if self._writes and isinstance(error[1], LossNotFinite):  # on all ranks; what was saved before is sound
-                self._writer.finish(within_s=min(self.fault_tolerance.left_s, LAST_SAVE_S))
+            if isinstance(error[1], LossNotFinite):  # on all ranks; what was saved before is sound
+                self.finish()
         except StorageFault as fault:
             print_error(f"warning: {fault}")
         finally:
-            self._writer.close()
-
-    @property
-    def stall_s(self) -> list[float]:
-        return self._writer.stall_s
+            self.close()
 
     def due(self, step: int) -> bool:
         if self.every is None and self.every_epochs is None:
@@ -143,41 +113,17 @@ class Checkpoints:
         of_epochs = self.every_epochs is not None and self.plan.ends_epoch(step, every=self.every_epochs)
         return step == self.plan.total_steps or of_steps or of_epochs
 
-    def save(self, step: int, epoch: int) -> None:
+    def save(self, step: int, epoch: int, *, blocking: bool = False) -> None:
         """A collective call; rank 0 writes, or says why it can't and tries again at a later save.
 
-        Where ranks hold parts of the state, each writes its own.
+        Where ranks hold parts of the state, each writes its own. `blocking`: the last save of this attempt, on disk
+        before this returns; StorageFault on rank 0 if the storage does not take it in time.
         """
         with self.stepper.trained_weights():
             resume.refuse_nan(self.stepper, self.group, step=step)
             state = resume.capture(self.stepper, self.group)
             if self._writes:
-                self._writer.save(self._meta(step, epoch), state, last=step == self.plan.total_steps)
-                self._publish_times()
-        self.record_written()
-
-    def record_written(self) -> None:
-        """A line of metrics for each checkpoint that came to the disk since the last call."""
-        for step, stall_s in self._writer.take_written():
-            self.recorder.record_checkpoint(step, stall_s)
-
-    def save_blocking(self, step: int, epoch: int) -> None:
-        """A collective call: the last save of this attempt, on disk before this returns.
-
-        Raises StorageFault on rank 0 if the storage does not take it in time.
-        """
-        with self.stepper.trained_weights():
-            resume.refuse_nan(self.stepper, self.group, step=step)
-            state = resume.capture(self.stepper, self.group)
-            if self._writes:
-                self._writer.save_blocking(
-                    self._meta(step, epoch), state, within_s=min(self.fault_tolerance.left_s, LAST_SAVE_S)
-                )
-                self._publish_times()
-
-    def _publish_times(self) -> None:
-        if self.group.rank == 0:
-            self.fault_tolerance.publish_times(self.recorder.meter.recent_steps, self._writer.write_s)
+                self.write(self._meta(step, epoch), state, last=step == self.plan.total_steps, blocking=blocking)
 
     def _meta(self, step: int, epoch: int) -> CheckpointMeta:
         evaluation = self.recorder.evaluation_at(step)
@@ -189,9 +135,3 @@ class Checkpoints:
             metrics_bytes=self.recorder.metrics_bytes_at(step),
             loss=None if evaluation is None else evaluation.loss,
         )
-
-    def finish(self) -> None:
-        """Wait until the last checkpoint is on disk."""
-        if self._writes:
-            self._writer.finish(within_s=min(self.fault_tolerance.left_s, LAST_SAVE_S))
-        self.record_written()

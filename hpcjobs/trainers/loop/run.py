@@ -14,8 +14,11 @@ import torch
 
 from hpcjobs.record.names import SUMMARY
 from hpcjobs.record.summary import Quantiles, RunSummary
+from hpcjobs.runtime import signals
+from hpcjobs.runtime.agreement import StopAgreement
 from hpcjobs.runtime.checkpoints import CheckpointMeta
-from hpcjobs.runtime.exits import UnequalData, UsageError
+from hpcjobs.runtime.exits import Requeue, UnequalData, UsageError
+from hpcjobs.runtime.signals import JobControl
 from hpcjobs.runtime.tracking import Trackers, open_trackers, require_trackers
 from hpcjobs.runtime.watchdog import Watchdog
 from hpcjobs.trackers import TrackedRun
@@ -24,7 +27,7 @@ from hpcjobs.trainers.commandline.launch import Call, collect_new_objects
 from hpcjobs.trainers.data.staging import stage_data
 from hpcjobs.trainers.data.training import TrainingData, adapt_datasets, resolve_workers
 from hpcjobs.trainers.distributed.process_group import RankGroup, describe_shared_cores, format_cores, join_world
-from hpcjobs.trainers.loop.checkpointing import Checkpoints, FaultTolerance, resume_run
+from hpcjobs.trainers.loop.checkpointing import Checkpoints, PipelinedMax, resume_run
 from hpcjobs.trainers.loop.evaluation import Evaluator
 from hpcjobs.trainers.metrics.monitor import Monitor
 from hpcjobs.trainers.metrics.profiler import StepProfiler, record_memory
@@ -51,7 +54,9 @@ class TrainingRun:
     evaluator: Evaluator
     checkpoints: Checkpoints
     monitor: Monitor
-    fault_tolerance: FaultTolerance
+    control: JobControl
+    agreement: StopAgreement | None
+    """On stopping; None where no job script would start the run again."""
     watchdog: Watchdog
     profiler: StepProfiler
 
@@ -69,7 +74,7 @@ class TrainingRun:
     def end_step(self, step: int, epoch: int) -> None:
         """After every step: write its line, evaluate and save where that is due, and stop where that was requested."""
         self.profiler.stop_if_due(step)
-        self.fault_tolerance.record_step(step)
+        self.control.record_step(step)
         self.watchdog.beat(step, "data")
         saves, evaluates = self.checkpoints.due(step), self.evaluator.due(step)
         ends = self.plan.ends_epoch(step) or step == self.plan.total_steps
@@ -88,12 +93,17 @@ class TrainingRun:
 
     def stop_if_asked(self, step: int, epoch: int) -> None:
         """A boundary: all ranks come by here equally often, and leave together."""
-        why = self.fault_tolerance.agree_on_stop()
-        if why is not None:
-            self.recorder.flush(step, epoch)
-            with self.watchdog.suspend():
-                self.checkpoints.save_blocking(step, epoch)
-                self.fault_tolerance.request_requeue(step, why)
+        if self.agreement is None or not self.agreement.decide():
+            return
+        self.recorder.flush(step, epoch)
+        with self.watchdog.suspend():
+            self.checkpoints.save(step, epoch, blocking=True)
+            self.group.barrier()
+        if self.group.rank == 0:
+            signals.request_requeue(step)
+        stopped = f"stopped by {self.agreement.why} after step {step}"
+        self.group.log(f"{stopped}, saved; asks to be started again")
+        raise Requeue(stopped)
 
     def evaluate(self, step: int, epoch: int) -> None:
         """Scores the held-out part; a collective call."""
@@ -189,8 +199,9 @@ def open_run(call: Call[Any], strategy: Strategy) -> Iterator[TrainingRun]:
             Recorder(
                 group, plan, workload, run_dir, resumed=resumed, trackers=start_trackers(call, group, run_dir, resumed)
             ) as recorder,
-            closing(FaultTolerance(group, call.stop)) as fault_tolerance,
-            Checkpoints(config, run_dir, stepper, recorder, fault_tolerance, plan=plan, group=group) as checkpoints,
+            closing(JobControl(call.stop, rank=group.rank)) as control,
+            closing(PipelinedMax()) as largest,
+            Checkpoints(config, run_dir, stepper, recorder, control, plan=plan, group=group) as checkpoints,
             Monitor(group, run_dir, on=config.monitor) as monitor,
             closing(make_watchdog(call, group, run_dir, recorder)) as watchdog,
         ):
@@ -207,7 +218,8 @@ def open_run(call: Call[Any], strategy: Strategy) -> Iterator[TrainingRun]:
                 evaluator,
                 checkpoints,
                 monitor,
-                fault_tolerance,
+                control,
+                make_agreement(call, group, largest),
                 watchdog,
                 StepProfiler(config.profile, group, run_dir, first_step=0 if resumed is None else resumed.step),
             )
@@ -220,6 +232,14 @@ def start_trackers(call: Call[Any], group: RankGroup, run_dir: Path, resumed: Ch
     config = {**asdict(call.config), **asdict(call.flags), **asdict(call.workload_flags)}
     run = TrackedRun(run_dir, call.config.workload, 0 if resumed is None else resumed.step, config)
     return open_trackers(call.config.log_to, run, report=group.log)
+
+
+def make_agreement(call: Call[Any], group: RankGroup, largest: PipelinedMax) -> StopAgreement | None:
+    """Make the agreement on stopping, by one reduction a step that no rank waits for."""
+    if call.stop is None:
+        return None
+    reduce = largest if group.world_size > 1 else None
+    return StopAgreement(call.stop, rank=group.rank, world_size=group.world_size, reduce=reduce)
 
 
 def make_watchdog(call: Call[Any], group: RankGroup, run_dir: Path, recorder: Recorder) -> Watchdog:

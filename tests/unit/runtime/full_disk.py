@@ -14,7 +14,7 @@ from pathlib import Path
 
 import hpcjobs.runtime
 from hpcjobs import trainers
-from hpcjobs.runtime import checkpoints, run
+from hpcjobs.runtime import checkpoints, signals
 
 SIZES = {"kit": (range(1, 16), range(2, 16)), "ddp": (range(5, 19), range(5, 14))}
 """Pages and inodes of the disks: from no room for one checkpoint to room for all that the run writes."""
@@ -46,11 +46,7 @@ def run_child(kind: str, keep: int, folder: Path, *, patience_s: float, output: 
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
             try:
-                run.LAST_SAVE_S = patience_s
-                if kind != "kit":
-                    from hpcjobs.trainers.loop import checkpointing
-
-                    checkpointing.LAST_SAVE_S = patience_s
+                signals.LAST_SAVE_S = patience_s
                 checkpoints.FIRST_PAUSE_S = checkpoints.INSISTING_PAUSE_S = 0.01
                 complete = checkpoints.Draft.complete
 

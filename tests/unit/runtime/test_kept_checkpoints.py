@@ -20,7 +20,7 @@ EACH_WRITE = """
 import errno, os, sys, traceback
 from pathlib import Path
 import hpcjobs.runtime
-from hpcjobs.runtime import checkpoints, run as runs
+from hpcjobs.runtime import checkpoints, signals
 
 checkpoints.INSISTING_PAUSE_S = 0.01
 checkpoints.FIRST_PAUSE_S = float(os.environ["PAUSE_S"])
@@ -37,7 +37,7 @@ def fail(event, arguments):
             raise OSError(errno.ENOSPC, "No space left on device", str(arguments[0]))
 
 def train():
-    runs.LAST_SAVE_S = 0.05 if os.environ["STAYS"] == "yes" else 60.0
+    signals.LAST_SAVE_S = 0.05 if os.environ["STAYS"] == "yes" else 60.0
     run = hpcjobs.runtime.start(run_dir=str(Path("folder").absolute()), keep=1)
     sys.addaudithook(fail)
     for step in (1, 2, 3):
@@ -276,9 +276,9 @@ def test_a_state_with_nan_does_not_take_the_place_of_a_sound_one_that_could_not_
     pytest.importorskip("torch")
     text = f"""
 import torch
-from hpcjobs.runtime import checkpoints, run as runs
+from hpcjobs.runtime import checkpoints, signals
 checkpoints.INSISTING_PAUSE_S, checkpoints.FIRST_PAUSE_S = 0.01, {pause_s}
-runs.LAST_SAVE_S = 60.0 if {recovers} else 0.05
+signals.LAST_SAVE_S = 60.0 if {recovers} else 0.05
 {BEGIN}
 folder = run.run_dir / "checkpoints"
 run.save(1, {{"w": torch.full((3,), 1.0)}})
@@ -321,8 +321,8 @@ run.finish()
     (tmp_path / "later.py").write_text(later)
     text = f"""
 import subprocess, sys
-from hpcjobs.runtime import checkpoints, run as runs
-runs.LAST_SAVE_S, checkpoints.FIRST_PAUSE_S, checkpoints.INSISTING_PAUSE_S = 0.05, 0.0, 0.01
+from hpcjobs.runtime import checkpoints, signals
+signals.LAST_SAVE_S, checkpoints.FIRST_PAUSE_S, checkpoints.INSISTING_PAUSE_S = 0.05, 0.0, 0.01
 {BEGIN}
 {SAVE.format(step=1)}{SAVE.format(step=2)}
 run._checkpoints._writer.wait()

@@ -146,7 +146,7 @@ run.finish(best=numpy.array([0.5]))
 
 
 def test_ranks_that_save_their_parts_after_different_steps_are_named_at_once(tmp_path: Path) -> None:
-    limit = "from hpcjobs.runtime import run as runs\nruns.LAST_SAVE_S = 0.0\n"
+    limit = "from hpcjobs.runtime import signals\nsignals.LAST_SAVE_S = 0.0\n"
     text = f"{limit}{BEGIN}run.save(10 + run.rank, {{'part': run.rank}}, sharded=True)\nrun.finish()"
     done = run_script(tmp_path, text, ranks=2, MASTER_PORT="29611")
     assert done.returncode == 20

@@ -12,14 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from torch._C import _distributed_c10d
 
 from hpcjobs.runtime import checkpoints
-from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.runtime.signals import Stop
-from hpcjobs.trainers.distributed.process_group import RankGroup
-from hpcjobs.trainers.loop.checkpointing import FaultTolerance
+from hpcjobs.runtime.signals import JobControl, Stop
 
 from ..conftest import World, await_step, free_port, start_rank, worlds_path
 from ..ranks import Rank
@@ -87,16 +83,15 @@ def test_the_time_left_to_save_is_that_of_the_limit_as_it_is_now(
 ) -> None:
     monkeypatch.setenv("HPCJOBS_CONTROL_DIR", str(tmp_path))
     monkeypatch.setenv("HPCJOBS_DEADLINE", f"{time.time() + 100:.0f}")
-    alone = RankGroup(DistEnv.from_environ({}), ("here",), torch.device("cpu"), "gloo")
-    fault_tolerance, file = FaultTolerance(alone, Stop()), tmp_path / "deadline"
-    assert 50 < fault_tolerance.left_s < 100
+    control, file = JobControl(Stop(), rank=0), tmp_path / "deadline"
+    assert 50 < control.left_s < 100
     file.write_text(f"{time.time() + 1000:.0f}\n")
-    assert 900 < fault_tolerance.left_s < 1000
+    assert 900 < control.left_s < 1000
     file.write_text(f"{time.time() + 50:.0f}\n")
-    assert 0 < fault_tolerance.left_s < 50
+    assert 0 < control.left_s < 50
     file.write_text("inf\n")
-    assert fault_tolerance.left_s == math.inf
-    assert FaultTolerance(alone, None).left_s == math.inf
+    assert control.left_s == math.inf
+    assert JobControl(None, rank=0).left_s == math.inf
 
 
 PACED = ("--workload", "faulty:paced", "--log-every", "1", "--steps", "140")
