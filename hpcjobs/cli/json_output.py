@@ -23,7 +23,7 @@ from hpcjobs.site.checks import Moment
 Time = Annotated[datetime, msgspec.Meta(tz=True)]
 TEXT, TEXTS = str, list[str]
 
-_MOMENTS = {"Attempt": ("started", "ended"), "NodeVerdict": ("time",)}
+_MOMENTS = {"Attempt": ("started", "ended"), "NodeVerdict": ("time",), "FabricReport": ("time",)}
 """Times of named tuples on the node side: its Python may lack ``Annotated``."""
 _PAIRS = ("Bind", "Kernel", "Layer")
 """Named tuples that are printed as lists."""
@@ -291,7 +291,7 @@ OUTPUTS: Mapping[str, Callable[[], Any]] = {
     ),
     "report sweep": lambda: make_type("SweepReport", "The best cell, and the page.", best=_CELL | None, page=str),
     "report advise": lambda: make_list(_advice_type()),
-    "fabric": lambda: load_type("run.fabric.FabricReport"),
+    "fabric": lambda: load_type("record.fabric.FabricReport"),
     "nodes": _nodes_type,
     "container build": lambda: make_type(
         "ImageBuilt",

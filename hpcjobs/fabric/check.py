@@ -14,7 +14,6 @@ Writes ``fabric.json`` into the run folder, appends to the site's record of node
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import socket
 import sys
@@ -152,11 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = None if args.choose is None else best(judged, args.choose, keep=hosts[0] if args.keep_first else None)
     if args.record is not None and (problem := remember(args.record, judged)):
         findings.notes.append(problem)
-    write_beside(
-        folder / "fabric.json",
-        json.dumps(report(findings, judged, chosen, took_s=time.monotonic() - begun), indent=1),
-        mode=None,
-    )
+    report(findings, judged, chosen, took_s=time.monotonic() - begun).write(folder)
     for line in chain(
         table(judged), gpu_table(findings.gpus), collectives(findings), (f"note: {note}" for note in findings.notes)
     ):

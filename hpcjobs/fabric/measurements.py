@@ -13,7 +13,9 @@ from typing import Any
 from hpcjobs import gpu_errors
 from hpcjobs.fabric.nodes import Agent, Failed, HostGroup, run
 from hpcjobs.fabric.report import Findings
-from hpcjobs.fabric.verdict import NodeMeasurements, judge_gpus, parse_gpus
+from hpcjobs.fabric.verdict import NodeMeasurements, judge_gpus
+from hpcjobs.record.fabric import AllReduce, GpuReport
+from hpcjobs.record.values import convert
 
 GREETING_S = 25.0
 ANSWER_S = 15.0
@@ -135,7 +137,7 @@ def measure_products(
     for node in sound:
         node.keep_best("flops", gflops[_short(node.host)] * 1e9)
     if figures["allreduce"]:
-        findings.allreduce["MPI"] = figures["allreduce"]
+        findings.allreduce["MPI"] = convert(figures["allreduce"], AllReduce)
 
 
 def requests_gpus(environ: Mapping[str, str]) -> bool:
@@ -177,8 +179,8 @@ def measure_gpus(
     else:
         return  # each node has failed
     figures = json.loads(json_file.read_text(encoding="utf-8"))
-    findings.gpus.extend(parse_gpus(figures))
-    findings.allreduce.update(figures["allreduce"])
+    findings.gpus.extend(convert(figures["gpus"], list[GpuReport]))
+    findings.allreduce.update(convert(figures["allreduce"], dict[str, AllReduce]))
     problems = judge_gpus(findings.gpus, tolerance=tolerance)
     for node in left:
         node.failures.extend(problems.get(node.host, []))
@@ -218,4 +220,4 @@ def measure_allreduce(
             findings.notes.append(f"all-reduce of {package} over {len(hosts)} nodes not measured: {error}")
         else:
             figures = json.loads(json_file.read_text(encoding="utf-8"))
-            findings.allreduce[figures["over"]] = figures["allreduce"]
+            findings.allreduce[figures["over"]] = convert(figures["allreduce"], AllReduce)

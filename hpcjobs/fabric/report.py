@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from hpcjobs.fabric import node_record
-from hpcjobs.fabric.verdict import GPU_METRICS, METRICS, Gpu, Judged, NodeMeasurements, format_value
+from hpcjobs.fabric.verdict import GPU_METRICS, METRICS, Judged, NodeMeasurements, format_value
+from hpcjobs.record.fabric import AllReduce, FabricReport, GpuReport, NodeReport
 
 
 @dataclass
@@ -19,36 +19,36 @@ class Findings:
     """All that one check found."""
 
     nodes: list[NodeMeasurements]
-    gpus: list[Gpu] = field(default_factory=list)
-    allreduce: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    gpus: list[GpuReport] = field(default_factory=list)
+    allreduce: dict[str, AllReduce] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
 def report(
     findings: Findings, judged: Sequence[Judged], chosen: Sequence[str] | None, *, took_s: float
-) -> dict[str, Any]:
+) -> FabricReport:
     """``fabric.json``: rates in units a second, times in seconds."""
-    return {
-        "schema": 1,
-        "time": time.time(),
-        "took_s": took_s,
-        "job_id": os.environ.get("HPCJOBS_JOB_ID"),
-        "nodes": [
-            {
-                "host": each.node.host,
-                "verdict": node_record.GOOD if each.good else node_record.BAD,
-                "reasons": each.reasons,
-                "score": each.score,
-                "address": each.node.address,
-                **{metric.name: each.node.values.get(metric.name) for metric in METRICS},
-            }
+    return FabricReport(
+        schema=1,
+        time=time.time(),
+        took_s=took_s,
+        job_id=os.environ.get("HPCJOBS_JOB_ID"),
+        nodes=tuple(
+            NodeReport(
+                each.node.host,
+                node_record.GOOD if each.good else node_record.BAD,
+                each.reasons,
+                each.score,
+                each.node.address,
+                **each.node.values,
+            )
             for each in judged
-        ],
-        "gpus": [asdict(gpu) for gpu in findings.gpus],
-        "chosen": chosen,
-        "allreduce": findings.allreduce,
-        "notes": findings.notes,
-    }
+        ),
+        chosen=None if chosen is None else tuple(chosen),
+        allreduce=findings.allreduce,
+        notes=tuple(findings.notes),
+        gpus=tuple(findings.gpus),
+    )
 
 
 def table(judged: Sequence[Judged]) -> Iterator[str]:
@@ -62,7 +62,7 @@ def table(judged: Sequence[Judged]) -> Iterator[str]:
         yield "  ".join([f"{each.node.host:{wide}}", *(f"{cell:>8}" for cell in cells), verdict])
 
 
-def gpu_table(gpus: Sequence[Gpu]) -> Iterator[str]:
+def gpu_table(gpus: Sequence[GpuReport]) -> Iterator[str]:
     """A line per GPU."""
     if not gpus:
         return
@@ -86,7 +86,7 @@ def collectives(findings: Findings) -> Iterator[str]:
     """All-reduce by size: microseconds, one column for each that was measured."""
     if not findings.allreduce:
         return
-    by_size = {over: {int(p["bytes"]): p["seconds"] for p in points} for over, points in findings.allreduce.items()}
+    by_size = {over: {point.bytes: point.seconds for point in points} for over, points in findings.allreduce.items()}
     yield "all-reduce, µs   " + "".join(f"{over:>14}" for over in by_size)
     for size in sorted(set(chain.from_iterable(by_size.values()))):
         cells = [_cell(times.get(size), 1e-6) for times in by_size.values()]

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_high, median_low
-from typing import Any
+
+from hpcjobs.record.fabric import GpuReport
 
 Z_LIMIT = 3.5
 FLOOR = 0.05
@@ -129,36 +130,7 @@ GPU_METRICS = (
 )
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """One GPU as its process measured it. `peers`: bytes a second to the other GPUs of the node, by index."""
-
-    host: str
-    index: int
-    bus_id: str | None
-    name: str
-    flops: float
-    memory_bytes_per_s: float
-    wrong: str | None = None
-    """Wrong results of products and copies."""
-    peers: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def title(self) -> str:
-        return f"GPU {self.index}" + (f" ({self.bus_id})" if self.bus_id else "")
-
-    @property
-    def values(self) -> dict[str, float]:
-        """The values by metric. A link counts by its better end: the other one is then at fault."""
-        values = {"flops": self.flops, "memory_bytes_per_s": self.memory_bytes_per_s}
-        return values | ({"peer_bytes_per_s": max(self.peers.values())} if self.peers else {})
-
-
-def parse_gpus(document: Mapping[str, Any]) -> list[Gpu]:
-    return [Gpu(**fields) for fields in document["gpus"]]
-
-
-def judge_gpus(gpus: Sequence[Gpu], *, tolerance: float) -> dict[str, list[str]]:
+def judge_gpus(gpus: Sequence[GpuReport], *, tolerance: float) -> dict[str, list[str]]:
     """Faults by host: wrong results first, then rates that differ from other GPUs of the same model."""
     problems: dict[str, list[str]] = {}
     for gpu in gpus:

@@ -7,15 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from hpcjobs.errors import HpcJobsError
 from hpcjobs.fabric import node_record
 from hpcjobs.fabric.node_record import record_path
-from hpcjobs.files import read_regular
 from hpcjobs.job.fault_tolerance import check_words
 from hpcjobs.job.models import Plan
 from hpcjobs.job.plan import plan
+from hpcjobs.record.fabric import FABRIC, FabricReport
 from hpcjobs.record.names import STATE
 from hpcjobs.run.identity import is_queued
 from hpcjobs.run.index import Entry
@@ -23,64 +21,11 @@ from hpcjobs.run.status import Connect
 from hpcjobs.runtime.dist import first_host
 from hpcjobs.scheduler.base import State
 from hpcjobs.scheduler.connect import connect
-from hpcjobs.site.checks import Moment
 from hpcjobs.site.library import default_site, load_site
-from hpcjobs.site.models import Frozen
 
-REPORT = "fabric.json"
 LIMIT = "10m"
 SILENT_S = 30.0
 _LOOK_S, _ASK_S = 0.5, 15.0
-
-
-class NodeReport(Frozen, frozen=True):
-    """One node: verdict, reasons and measurements (None: not measured). Rates are per second, times seconds."""
-
-    host: str
-    verdict: str
-    reasons: tuple[str, ...]
-    score: float
-    """The worst of its values against the median of all nodes: 1 is alike, 0.5 half as fast."""
-    address: str | None
-    flops: float | None
-    memory_bytes_per_s: float | None
-    network_bytes_per_s: float | None
-    latency_s: float | None
-
-
-class GpuReport(Frozen, frozen=True):
-    """One GPU; rates are per second. `peers`: bytes to the other GPUs of its node, by index."""
-
-    host: str
-    index: int
-    bus_id: str | None
-    name: str
-    flops: float
-    memory_bytes_per_s: float
-    wrong: str | None
-    """The wrong result, if there was one."""
-    peers: dict[str, float]
-
-
-class FabricPoint(Frozen, frozen=True):
-    """One all-reduce: its size, and seconds on the slowest rank."""
-
-    bytes: int
-    seconds: float
-
-
-class FabricReport(Frozen, frozen=True):
-    """``fabric.json`` of a run folder."""
-
-    schema: int
-    time: Moment
-    took_s: float
-    job_id: str | None
-    nodes: tuple[NodeReport, ...]
-    chosen: tuple[str, ...] | None
-    allreduce: dict[str, tuple[FabricPoint, ...]]
-    notes: tuple[str, ...]
-    gpus: tuple[GpuReport, ...] = ()
 
 
 def check_plan(
@@ -141,10 +86,10 @@ def read_report(run_dir: Path) -> FabricReport:
     Raises:
         HpcJobsError: it did not come to its end.
     """
-    path = run_dir / REPORT
+    path = run_dir / FABRIC
     try:
-        return msgspec.json.decode(read_regular(path), type=FabricReport)
+        return FabricReport.read(run_dir)
     except FileNotFoundError as error:
         raise HpcJobsError(f"the check wrote no {path}", hint=f"its log is in {run_dir / 'logs'}") from error
-    except msgspec.MsgspecError as error:
+    except ValueError as error:
         raise HpcJobsError(f"{path}: {error}") from error

@@ -12,7 +12,7 @@ import pytest
 from commandline import ok
 
 from hpcjobs.fabric.report import Findings, collectives, gpu_table
-from hpcjobs.fabric.verdict import Gpu
+from hpcjobs.record.fabric import FabricPoint, GpuReport
 
 
 def best_seconds(work: Callable[[], object]) -> float:
@@ -46,7 +46,7 @@ def test_the_rates_of_a_node_are_those_of_products_and_copies_on_it() -> None:
 def test_the_tables_of_a_check_have_the_figures_of_its_file() -> None:
     chance = np.random.default_rng(6)
     gpus = [
-        Gpu("n1", index, None, "H100", chance.uniform(1e13, 1e15), chance.uniform(1e11, 4e12), peers={
+        GpuReport("n1", index, None, "H100", chance.uniform(1e13, 1e15), chance.uniform(1e11, 4e12), peers={
             "0": chance.uniform(1e9, 1e10), "1": chance.uniform(1e10, 4e11)}) for index in range(4)
     ]  # fmt: skip
     head, names, *rows = gpu_table(gpus)
@@ -56,11 +56,11 @@ def test_the_tables_of_a_check_have_the_figures_of_its_file() -> None:
         shown = [float(cell.replace(",", "")) for cell in row.split()[3:6]]
         assert shown == pytest.approx([gpu.flops / 1e12, gpu.memory_bytes_per_s / 1e9, gpu.peers["1"] / 1e9], rel=5e-3)
         assert "e+" not in row
-    points = [{"bytes": float(8 << (4 * n)), "seconds": float(10 ** chance.uniform(-6, 0))} for n in range(6)]
+    points = tuple(FabricPoint(8 << (4 * n), float(10 ** chance.uniform(-6, 0))) for n in range(6))
     _, *lines = collectives(Findings([], allreduce={"mpi": points}))
     assert len(lines) == len(points)
     for line, point in zip(lines, points, strict=True):
         size, _, micros = line.replace(",", "").split()
-        assert int(size) == point["bytes"]
-        assert float(micros) == pytest.approx(point["seconds"] * 1e6, rel=5e-3)
+        assert int(size) == point.bytes
+        assert float(micros) == pytest.approx(point.seconds * 1e6, rel=5e-3)
         assert "e+" not in line, "all-reduce"

@@ -44,7 +44,7 @@ ALLOWED = {
     "runtime": {"files", "processes", "record", "torch_state", "trackers"},
     "trainers": {"files", "gpu_errors", "record", "runtime", "scheduler_kind", "torch_state", "trackers"},
     "callbacks": {"record", "runtime"},
-    "fabric": {"files", "gpu_errors", "processes", "runtime", "slurm_commands"},
+    "fabric": {"files", "gpu_errors", "processes", "record", "runtime", "slurm_commands"},
     "site": GROUND,
     "containers": GROUND | {"site", "hpcjobs"},
     "job": GROUND | {"site", "containers", "runtime", "fabric", "trainers", "hpcjobs"},

@@ -74,7 +74,7 @@ def bad_node(cluster: SampleCluster, patch: pytest.MonkeyPatch) -> None:
 
 
 def fabric(cluster: SampleCluster, patch: pytest.MonkeyPatch) -> None:
-    from hpcjobs.run.fabric import FabricPoint, FabricReport, NodeReport
+    from hpcjobs.record.fabric import FabricPoint, FabricReport, NodeReport
 
     node = NodeReport("n1", "good", (), 1.0, "10.0.0.1", 1e12, 1e11, 1e10, 1e-5)
     report = FabricReport(1, NOW, 31.5, "47", (node,), None, {"cpu": (FabricPoint(1024, 1e-4),)}, ("alone",))

@@ -14,16 +14,20 @@ import torch
 from hpcjobs.fabric.measurements import measure_gpus, requests_gpus
 from hpcjobs.fabric.nodes import Failed, HostGroup
 from hpcjobs.fabric.report import Findings
-from hpcjobs.fabric.verdict import Gpu, NodeMeasurements, judge_gpus, parse_gpus
+from hpcjobs.fabric.verdict import NodeMeasurements, judge_gpus
+from hpcjobs.record.fabric import FabricPoint, GpuReport
+from hpcjobs.record.values import convert
 from hpcjobs.trainers.collectives import gpus as measuring
 
 FOREIGN = ("SLURM", "PMI", "OMPI", "HPCJOBS", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_")
 
 
-def make_gpus(host: str, *, tflops: list[float], name: str = "NVIDIA H100 80GB HBM3", link: float = 370e9) -> list[Gpu]:
+def make_gpus(
+    host: str, *, tflops: list[float], name: str = "NVIDIA H100 80GB HBM3", link: float = 370e9
+) -> list[GpuReport]:
     """A node whose GPUs reach each other over NVLink."""
     return [
-        Gpu(
+        GpuReport(
             host, index, f"0000:{0x1B + 0x20 * index:02x}:00.0", name, rate * 1e12, 2.9e12,
             peers={str(other): link for other in range(len(tflops)) if other != index},
         )
@@ -38,7 +42,7 @@ def test_a_slow_gpu_is_named_with_its_index_and_bus_id() -> None:
 
 def test_a_wrong_gpu_is_named_and_its_rate_judges_no_other() -> None:
     gpus = make_gpus("n1", tflops=[640, 655, 650, 648])
-    broken = Gpu("n1", 1, "0000:3b:00.0", gpus[1].name, 9e14, 9e12, wrong="computes wrongly: 7 of 64 entries")
+    broken = GpuReport("n1", 1, "0000:3b:00.0", gpus[1].name, 9e14, 9e12, wrong="computes wrongly: 7 of 64 entries")
     assert judge_gpus([gpus[0], broken, *gpus[2:]], tolerance=0.3) == {
         "n1": ["GPU 1 (0000:3b:00.0) computes wrongly: 7 of 64 entries"]
     }
@@ -54,7 +58,7 @@ def test_of_one_slow_link_the_gpu_whose_every_link_is_slow_is_named() -> None:
     gpus = make_gpus("n1", tflops=[640, 655, 650, 648])
     pcie = {"0": 24e9, "1": 24e9, "2": 24e9}
     slow = [
-        Gpu(gpu.host, gpu.index, gpu.bus_id, gpu.name, gpu.flops, gpu.memory_bytes_per_s, peers=links)
+        GpuReport(gpu.host, gpu.index, gpu.bus_id, gpu.name, gpu.flops, gpu.memory_bytes_per_s, peers=links)
         for gpu, links in zip(gpus, [*({**gpu.peers, "3": 24e9} for gpu in gpus[:3]), pcie], strict=True)
     ]
     assert judge_gpus(slow, tolerance=0.3) == {
@@ -88,7 +92,7 @@ def test_each_process_measures_and_checks_its_own_device_and_all_sum_together(tm
     done = subprocess.run(command, env=clean_environment(tmp_path), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done
     document = json.loads(file.read_text())
-    gpus = parse_gpus(document)
+    gpus = convert(document["gpus"], list[GpuReport])
     assert [(gpu.index, gpu.name, gpu.wrong, gpu.bus_id) for gpu in gpus] == [
         (0, "CPU", None, None),
         (1, "CPU", None, None),
@@ -116,7 +120,7 @@ def test_the_check_names_a_bad_gpu_as_its_nodes_failure(tmp_path: Path, monkeypa
     place = HostGroup(("here",), False, None, None, None, "")
     measure_gpus(place, findings.nodes, findings, tmp_path, quick=False, tolerance=0.3, until=float("inf"))
     assert findings.nodes[0].failures == ["GPU 2 (0000:02:00.0) computes at 110 TFLOP/s, the others 250"]
-    assert findings.allreduce == {"nccl within nodes": points}
+    assert findings.allreduce == {"nccl within nodes": (FabricPoint(1024, 2e-5),)}
     assert [gpu.index for gpu in findings.gpus] == [0, 1, 2, 3]
 
 
