@@ -14,6 +14,7 @@ from hpcjobs.units import format_count
 
 if TYPE_CHECKING:
     from hpcjobs.cloud.cluster import Cluster
+    from hpcjobs.cloud.provider import Kind
     from hpcjobs.drills.drill import DrillVerdict
 
 sandbox_app = typer.Typer(
@@ -275,7 +276,7 @@ def render(
     from hpcjobs.cloud import render as rendering
 
     cluster = _cluster(site)
-    files = rendering.render(cluster, cast(rendering.Kind, kind))
+    files = rendering.render(cluster, cast("Kind", kind))
     folder = out or Path(cluster.name if kind == "vms" else f"{cluster.name}-{kind}")
     wheel = rendering.wheel_of(cluster) if kind == "vms" else None
     rendering.write(files, folder, wheel)
@@ -297,10 +298,10 @@ def check(
     from hpcjobs.cloud.check import check as checked
 
     cluster = _cluster(site)
-    files = rendering.render(cluster, cast(rendering.Kind, kind))
+    files = rendering.render(cluster, cast("Kind", kind))
     if folder is not None:
         files = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.tf*") if path.is_file()}
-    report = checked(cluster, files, cast(rendering.Kind, kind))
+    report = checked(cluster, files, cast("Kind", kind))
     if as_json:
         print_output("cloud check", report)
     else:

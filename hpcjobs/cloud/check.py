@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Literal
 
 import msgspec
 
 from hpcjobs.cloud.cluster import Cluster
-from hpcjobs.cloud.render import Kind
+from hpcjobs.cloud.provider import Kind, Level, gib
 from hpcjobs.cloud.schema import problems, provider_schema
-from hpcjobs.cloud.values import gib
+from hpcjobs.cloud.section import PROVIDERS
 
 
 class CostEstimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,8 +41,6 @@ def estimate(cluster: Cluster) -> CostEstimate:
     per_hour = round(nodes * sum(node) + (head or 0), 4) if node else None
     return CostEstimate(nodes=nodes, per_hour=per_hour, currency=prices.currency, left_out=tuple(left_out))
 
-
-Level = Literal["error", "warning", "note"]
 
 _SECRET = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY|\"private_key\"|AIza[\w-]{35}|ya29\.[\w-]{20}|AKIA[0-9A-Z]{16}"
@@ -147,20 +144,8 @@ def _security(cluster: Cluster, kind: Kind) -> Iterator[ClusterFinding]:
         )
     key = cloud.disk.encryption_key
     yield ClusterFinding("note", "encryption", f"disks: {key or 'at rest, with keys that the provider manages'}")
-    if cloud.provider == "gcp":
-        yield ClusterFinding(
-            "note", "identity", f"a service account without roles; scopes: {', '.join(cloud.scopes) or 'none'}"
-        )
-        if "cloud-platform" in cloud.scopes:
-            yield ClusterFinding(
-                "warning", "identity", "scope cloud-platform: every program may do what the account may"
-            )
-        level: Level = "note" if cloud.secure_boot else "warning"
-        boot = "secure boot, vTPM, integrity" if cloud.secure_boot else "vTPM and integrity, but no secure boot"
-        yield ClusterFinding(level, "shielded VM", boot)
-    else:
-        yield ClusterFinding("note", "identity", "machines have no service account")
-        yield ClusterFinding("note", "shielded VM", "Nebius has no such setting")
+    for level, about, text in PROVIDERS[cloud.provider].describe_security(cloud):
+        yield ClusterFinding(level, about, text)
 
 
 def _unsaid(cluster: Cluster) -> Iterator[ClusterFinding]:

@@ -11,14 +11,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from hpcjobs.cloud.machines import MACHINES, Machine
-from hpcjobs.cloud.section import DEFAULT_FILESTORE_TIER, PUBLIC_KEY, Cloud
+from hpcjobs.cloud.gcp import DEFAULT_FILESTORE_TIER
+from hpcjobs.cloud.provider import Machine
+from hpcjobs.cloud.section import PROVIDERS, PUBLIC_KEY, Cloud
 from hpcjobs.errors import ConfigError, nearest, reason_of
 from hpcjobs.site.models import Partition, Site
 from hpcjobs.site.yaml_file import read_yaml
 from hpcjobs.site.yaml_text import line_of
 from hpcjobs.units import memory_bytes
 
+MACHINES = {machine.name: machine for provider in PROVIDERS.values() for machine in provider.machines}
 _BANDS = ((1024, 9984, 256), (10240, 102400, 2560))
 _FILESTORE_GIB = {
     "BASIC_HDD": ((1024, 65433, 1),), "BASIC_SSD": ((2560, 65433, 1),),
@@ -106,10 +108,8 @@ def _contradictions(site: Site, cloud: Cloud) -> Iterator[_Problem]:
     """What is wrong, the root of a chain of mistakes first: later checks may rely on earlier ones."""
     if not _NAME.match(site.name):
         yield _Problem("cloud", f"the file's name {site.name!r} names the machines: small letters, digits and '-' only")
-    if cloud.provider == "gcp" and (account := f"{site.name}-nodes"[:30]).endswith("-"):
-        yield _Problem(
-            "cloud", f"the file's name {site.name!r} gives the service account {account!r}, which GCP refuses"
-        )
+    if (refused := PROVIDERS[cloud.provider].find_refused_name(site.name)) is not None:
+        yield _Problem("cloud", f"the file's name {site.name!r} {refused}")
     if not site.kind.has_nodes:
         yield _Problem("scheduler", f"a cloud cluster runs slurm, not {site.scheduler}")
     for key, name in (("cloud.machine", cloud.machine), ("cloud.head.machine", cloud.head.machine)):
@@ -124,7 +124,7 @@ def _contradictions(site: Site, cloud: Cloud) -> Iterator[_Problem]:
 
 
 def _unknown_machine(cloud: Cloud, key: str, name: str) -> Iterator[_Problem]:
-    sold = {m.name for m in MACHINES.values() if m.provider == cloud.provider}
+    sold = {machine.name for machine in PROVIDERS[cloud.provider].machines}
     if name in sold:
         return
     if name in MACHINES:

@@ -16,6 +16,7 @@ from hpcjobs.cloud.check import Report, check
 from hpcjobs.cloud.cluster import Cluster
 from hpcjobs.cloud.head import HeadNode
 from hpcjobs.cloud.render import default_folder, render, wheel_of, write
+from hpcjobs.cloud.section import PROVIDERS
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError
 from hpcjobs.files import config_dir, write_beside
 from hpcjobs.guards import refuse_change
@@ -149,10 +150,7 @@ def variables(cluster: Cluster, folder: Path, nodes: int | None) -> list[str]:
     """Choices of one call, which the site file does not make."""
     built = len(terraform.outputs(folder).get("nodes", ())) if (folder / "terraform.tfstate").is_file() else 0
     count = nodes if nodes is not None else built or cluster.cloud.nodes.min
-    arguments = ["-var", f"nodes={count}"]
-    if cluster.cloud.provider == "nebius" and "NB_SA_ID" in os.environ and "NEBIUS_IAM_TOKEN" not in os.environ:
-        arguments += ["-var", "service_account=true"]
-    return arguments
+    return ["-var", f"nodes={count}", *PROVIDERS[cluster.cloud.provider].find_arguments(os.environ)]
 
 
 def down(folder: Path, *, confirmed: bool = False, force: bool = False) -> None:

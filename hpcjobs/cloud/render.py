@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 import jinja2
 
 from hpcjobs import __version__
 from hpcjobs.cloud.cluster import Cluster
-from hpcjobs.cloud.hcl import assignments, literal
-from hpcjobs.cloud.values import gib, terraform_values
+from hpcjobs.cloud.hcl import Value, assignments, literal
+from hpcjobs.cloud.provider import Kind, gib
+from hpcjobs.cloud.section import PROVIDERS
 from hpcjobs.data import data_folder
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError, reason_of
 from hpcjobs.files import state_dir, write_beside
@@ -90,10 +90,6 @@ def gres_conf(cluster: Cluster) -> str:
     return f"NodeName={','.join(worker_names(cluster))} Name=gpu{kind} File={devices}"
 
 
-Kind = Literal["vms", "toolkit", "soperator"]
-KINDS: dict[str, tuple[Kind, ...]] = {"gcp": ("vms", "toolkit"), "nebius": ("vms", "soperator")}
-"""Provider -> what can be rendered for it."""
-
 _HEAD_ONLY = ("slurmctld", "slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server")
 _WORKER_ONLY = ("slurmd",)
 _BASE = (
@@ -116,9 +112,9 @@ def render(cluster: Cluster, kind: Kind = "vms") -> dict[str, str]:
         RequestError: the provider has no such ``kind``.
         ConfigError: the site file cannot travel inside a script.
     """
-    if kind not in KINDS[cluster.cloud.provider]:
-        allowed = " or ".join(KINDS[cluster.cloud.provider])
-        raise RequestError(f"no {kind} for {cluster.cloud.provider}", hint=f"use {allowed}")
+    provider = PROVIDERS[cluster.cloud.provider]
+    if kind not in provider.kinds:
+        raise RequestError(f"no {kind} for {provider.name}", hint=f"use {' or '.join(provider.kinds)}")
     if kind == "soperator" and cluster.cloud.network.ssh_from and not cluster.cloud.network.open_to_world:
         raise RequestError(
             f"{cluster.site.path}: network.ssh_from cannot be kept by Soperator: its login node has a public address "
@@ -129,7 +125,7 @@ def render(cluster: Cluster, kind: Kind = "vms") -> dict[str, str]:
     environment = _environment(folder)
     context = _context(cluster)
     if kind == "vms":
-        modules = (folder / "common", folder / cluster.cloud.provider)
+        modules = (folder / "common", folder / provider.name)
         texts = sorted((path for module in modules for path in module.glob("*.tf")), key=lambda path: path.name)
         files = {path.name: path.read_text(encoding="utf-8") for path in texts}
         files["terraform.tfvars"] = assignments(terraform_values(cluster))
@@ -156,7 +152,7 @@ def _context(cluster: Cluster) -> dict[str, object]:
     return {
         "cluster": cluster,
         "cloud": cloud,
-        "provider": cloud.provider,
+        "provider": PROVIDERS[cloud.provider],
         "name": cluster.name,
         "version": __version__,
         "mount": cloud.shared.mount,
@@ -177,6 +173,33 @@ def _context(cluster: Cluster) -> dict[str, object]:
         "shared_gb": gib(cloud.shared.size),
         "boot_disk_gb": gib(cloud.disk.size),
         "accelerator": terraform_values(cluster).get("gpu_type"),
+    }
+
+
+def terraform_values(cluster: Cluster) -> dict[str, Value]:
+    """Variable -> value; what the site leaves to whoever builds (project, keys, networks) is left out."""
+    cloud = cluster.cloud
+    values: dict[str, Value | None] = {
+        "project": cloud.project,
+        "ssh_from": list(cloud.network.ssh_from) or None,
+        "ssh_keys": list(cluster.ssh_keys) or None,
+        "open_to_world": cloud.network.open_to_world or None,
+    }
+    return {
+        "name": cluster.name,
+        **{name: value for name, value in values.items() if value is not None},
+        "ssh_user": cloud.ssh.user,
+        "first_job": f"-N {cloud.nodes.min} ddp --workload mnist",
+        "nodes": cloud.nodes.min,
+        "nodes_min": cloud.nodes.min,
+        "nodes_max": cloud.nodes.max,
+        "boot_disk_gb": gib(cloud.disk.size),
+        "shared_kind": cloud.shared.kind,
+        "shared_gb": gib(cloud.shared.size),
+        "spot": cloud.spot,
+        "reservation": cloud.reservation,
+        "labels": cloud.labels,
+        **PROVIDERS[cloud.provider].terraform_values(cluster),
     }
 
 

@@ -11,13 +11,15 @@ import math
 import re
 from typing import Literal
 
+from hpcjobs.cloud.gcp import GCP
+from hpcjobs.cloud.nebius import NEBIUS
 from hpcjobs.site.checks import check_amount
 from hpcjobs.site.models import Frozen
 from hpcjobs.units import memory_bytes
 
 Provider = Literal["gcp", "nebius"]
+PROVIDERS = {provider.name: provider for provider in (GCP, NEBIUS)}
 
-DEFAULT_FILESTORE_TIER = "ZONAL"
 PUBLIC_KEY = r"(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp\d+|sk-ssh-ed25519@openssh\.com) [A-Za-z0-9+/]+=* ?[\w@.: +-]*"
 _LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}\Z")
 _LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}\Z")
@@ -42,7 +44,6 @@ def _check_size(field: str, value: str) -> None:
 
 
 _PROVIDER_NAME = re.compile(r"[A-Za-z0-9][\w./:-]{0,199}\Z", re.ASCII)
-_NEBIUS_PREFIXES = {"project": "project-", "network.subnet": "vpcsubnet-"}
 
 
 class CloudGpu(Frozen, frozen=True, kw_only=True):
@@ -247,10 +248,7 @@ class Cloud(Frozen, frozen=True, kw_only=True):
         if self.spot and self.reservation is not None:
             raise ValueError("reservation and spot exclude each other: reserved capacity is not taken away")
         self._check_names()
-        if self.provider == "gcp":
-            self._check_gcp()
-        else:
-            self._check_nebius()
+        PROVIDERS[self.provider].check(self)
         for name, value in self.labels.items():
             if not _LABEL_KEY.match(name) or not _LABEL_VALUE.match(value):
                 raise ValueError(f"labels {name}={value}: small letters, digits, '_', '-', starting with a letter")
@@ -269,24 +267,3 @@ class Cloud(Frozen, frozen=True, kw_only=True):
         for field, name in names.items():
             if name is not None and not _PROVIDER_NAME.match(name):
                 raise ValueError(f"{field} {name!r}: letters, digits and '._/:-', at most 200")
-            prefix = _NEBIUS_PREFIXES.get(field) if self.provider == "nebius" else None
-            if name is not None and prefix is not None and not name.startswith(prefix):
-                raise ValueError(f"{field} {name!r}: an id that starts with {prefix}")
-
-    def _check_gcp(self) -> None:
-        if self.zone is None:
-            raise ValueError(f"zone is missing: set one of {self.region} ({self.region}-a, ...)")
-        if self.zone.rpartition("-")[0] != self.region:
-            raise ValueError(f"zone {self.zone} is not in region {self.region}")
-        if self.shared.kind == "virtiofs":
-            raise ValueError("shared: virtiofs is Nebius'; GCP has nfs and filestore")
-        if self.network.subnet is not None or self.network.fabric is not None:
-            raise ValueError("network: subnet and fabric are Nebius'")
-
-    def _check_nebius(self) -> None:
-        if self.zone is not None:
-            raise ValueError("zone: a Nebius region has none; leave it out")
-        if self.shared.kind == "filestore":
-            raise ValueError("shared: filestore is GCP's; Nebius has virtiofs and nfs")
-        if self.disk.encryption_key is not None:
-            raise ValueError("disk: Nebius encrypts with keys of its own; leave encryption_key out")

@@ -14,16 +14,16 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 from sites import KEY, PROVIDERS, saved, sized, tree
 
 from hpcjobs import __version__, plan
+from hpcjobs.cloud import section
 from hpcjobs.cloud.cluster import resolve_cluster
-from hpcjobs.cloud.machines import MACHINES
-from hpcjobs.cloud.render import KINDS, Kind, render, wheel_of, write
+from hpcjobs.cloud.render import Kind, render, wheel_of, write
 from hpcjobs.data import data_folder
 from hpcjobs.errors import RequestError
 from hpcjobs.site.library import load_site
@@ -116,7 +116,7 @@ def test_files_are_their_owners_and_the_state_is_left_alone(tmp_path: Path) -> N
 def test_a_kind_of_another_provider_is_refused() -> None:
     with pytest.raises(RequestError, match=r"no soperator for gcp\nhint: use vms or toolkit"):
         render(resolve_cluster(saved(tree("gcp"))), "soperator")
-    assert set(KINDS) == set(PROVIDERS) == {machine.provider for machine in MACHINES.values()}
+    assert set(section.PROVIDERS) == set(PROVIDERS) == set(get_args(section.Provider))
 
 
 def test_ssh_from_is_refused_where_it_cannot_be_kept_and_passed_on_where_it_can() -> None:

@@ -168,7 +168,7 @@ def test_the_line_of_a_contradiction_is_named() -> None:
 def test_a_site_without_a_cloud_section_says_where_one_is_shown() -> None:
     site = tree("gcp")
     del site["cloud"]
-    with pytest.raises(ConfigError, match=r"has no cloud section\nhint: docs/cloud.md"):
+    with pytest.raises(ConfigError, match=r"has no cloud section\nhint: `hpcjobs help cloud.md`"):
         resolve_cluster(saved(site))
 
 
