@@ -76,11 +76,16 @@ def list_queue(
     mine: bool = False,
     states: Sequence[str] = (),
     partition: Optional[str] = None,
+    siblings: bool = False,
 ) -> List[str]:
-    """``squeue`` of these columns, by sacct's names. ``states``: ``all`` for ended jobs too; none: pending, running."""
+    """``squeue`` of these columns, by sacct's names. ``states``: ``all`` for ended jobs too; none: pending, running.
+
+    ``siblings``: in a federation also the rows of the other clusters, where jobs of this one may run.
+    """
     letters = separator.join("%" + _QUEUE_LETTERS[column] for column in columns)
     argv = ["squeue", "--all", "--noheader", "--format=" + letters]
     argv += ["--me"] if mine else []
+    argv += ["--sibling"] if siblings else []
     argv += ["--states=" + ",".join(states)] if states else []
     return [*argv, "--partition=" + partition] if partition else argv
 
@@ -129,9 +134,9 @@ def list_steps(columns: Iterable[str], separator: str, jobs: Iterable[str]) -> L
     return [*argv, "--jobs=" + ",".join(jobs)]
 
 
-def show_job(job_id: Optional[str] = None) -> List[str]:
-    """``scontrol`` that prints one job, or all, those in hidden partitions too."""
-    argv = ["scontrol", "--all", "--oneliner", "show", "job"]
+def show_job(job_id: Optional[str] = None, *, siblings: bool = False) -> List[str]:
+    """``scontrol`` that prints one job, or all, those in hidden partitions too. ``siblings``: as in `list_queue`."""
+    argv = ["scontrol", "--all", "--oneliner", *(["--sibling"] if siblings else []), "show", "job"]
     return argv if job_id is None else [*argv, job_id]
 
 

@@ -194,8 +194,10 @@ def _memory_step(steps: Iterable[TableRow], limit: int | None) -> StepRecord | N
 def _read_scontrol(
     job_id: str, is_meant: Callable[[JobRecord], bool], *, env: dict[str, str], runner: Runner
 ) -> Iterator[Account]:
-    answer = runner(slurm_commands.show_job(job_id), env=env)
+    answer = runner(slurm_commands.show_job(job_id, siblings=True), env=env)
     shown = [line for line in answer.out.splitlines() if "JobState=" in line] if answer.code == 0 else []
+    # In a federation, the cluster that the job left shows it too.
+    shown = [line for line in shown if "JobState=REVOKED" not in line] or shown
     records = [line for line in shown if all(map(is_meant, parse_scontrol(line)))]
     for record in records:
         job = TableRow(fields.read_shown(record))

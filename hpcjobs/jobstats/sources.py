@@ -289,7 +289,7 @@ def _query_without_sacct(job_filter: JobFilter, site: Site, notes: list[str]) ->
 
 def _query_scontrol(site: Site) -> list[JobRecord]:
     """Everybody's jobs that slurmctld still knows: until some minutes after their end."""
-    answer = run(show_job(), env=question_env(site.slurm_conf))
+    answer = run(show_job(siblings=True), env=question_env(site.slurm_conf))
     if answer.code != 0:
         raise SchedulerError(f"scontrol refused (exit code {answer.code}): {answer.err.strip()}")
     return parse_scontrol(answer.out)

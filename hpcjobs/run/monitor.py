@@ -245,7 +245,7 @@ def find_foreign(name: str, site: Site, *, runner: Runner = run) -> ForeignJob:
     """
     slurm = connect(site.scheduler, site.slurm_conf, runner=runner)
     try:
-        shown = slurm.query(show_job(name))
+        shown = slurm.query(show_job(name, siblings=True))
     except SchedulerDownError:
         raise
     except SchedulerError as error:

@@ -39,6 +39,11 @@ def test_requests_on_three_public_clusters_have_the_effect_that_they_have_with_p
     run_elsewhere("public_clusters.py")
 
 
+def test_a_job_that_starts_on_another_cluster_of_the_federation_is_served_by_every_verb(machine: None) -> None:
+    """The tests of unlike/federation.py: its own sandbox, and a cluster without nodes where the jobs are submitted."""
+    run_elsewhere("federation.py")
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_requests_on_ten_more_public_clusters_have_the_effect_that_they_have_with_plain_sbatch(machine: None) -> None:

@@ -114,7 +114,9 @@ class SlurmScheduler:
 
     def _find_in_queue(self, plan: Plan) -> list[Submitted]:
         """Jobs that wait, run, or have ended within MinJobAge."""
-        records = parse_squeue(self._ask(slurm_commands.list_queue(*QUEUED, mine=True, states=("all",))).out)
+        records = parse_squeue(
+            self._ask(slurm_commands.list_queue(*QUEUED, mine=True, states=("all",), siblings=True)).out
+        )
         return _oldest_first(record.job_id for record in records if record.command == plan.command[-1])
 
     def _find_accounted(self, plan: Plan) -> list[Submitted]:
@@ -134,7 +136,7 @@ class SlurmScheduler:
 
     def queue(self) -> list[JobRecord]:
         """My pending and running jobs, with reason and estimated start: one squeue."""
-        return parse_squeue(self._ask(slurm_commands.list_queue(*QUEUED, mine=True)).out)
+        return parse_squeue(self._ask(slurm_commands.list_queue(*QUEUED, mine=True, siblings=True)).out)
 
     def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
         """Records of ended jobs from sacct, or from scontrol if sacct is missing or does not answer.
@@ -176,7 +178,9 @@ class SlurmScheduler:
                 )
         ids = None if job_ids is None else {job_id.split("_")[0] for job_id in job_ids}
         there = {record.job_id for record in accounted}
-        remembered = parse_squeue(self._ask(slurm_commands.list_queue(*QUEUED, mine=True, states=("all",))).out)
+        remembered = parse_squeue(
+            self._ask(slurm_commands.list_queue(*QUEUED, mine=True, states=("all",), siblings=True)).out
+        )
         further = [record for record in remembered if ids is None or record.job_id.split("_")[0] in ids]
         return accounted + [record for record in further if record.job_id not in there]
 
@@ -197,14 +201,14 @@ class SlurmScheduler:
     def show_jobs(self, job_ids: Collection[str]) -> list[JobRecord]:
         """The jobs as slurmctld remembers them; one that it has forgotten gives none."""
         if len(job_ids) > _SHOWN_ONE_BY_ONE:
-            records = parse_scontrol(self._ask(slurm_commands.show_job()).out)
+            records = parse_scontrol(self._ask(slurm_commands.show_job(siblings=True)).out)
         else:
             records = [record for job_id in sorted(job_ids, key=int) for record in self._show_job(job_id)]
         return [record for record in records if record.job_id.split("_")[0] in job_ids]
 
     def _show_job(self, job_id: str) -> list[JobRecord]:
         try:
-            return parse_scontrol(self._ask(slurm_commands.show_job(job_id)).out)
+            return parse_scontrol(self._ask(slurm_commands.show_job(job_id, siblings=True)).out)
         except SchedulerError as error:
             if "invalid job id" in error.message.lower():
                 return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 from hpcjobs.scheduler.base import JobRecord, State
@@ -39,7 +40,18 @@ def parse_submitted(out: str) -> tuple[str, str | None] | None:
 
 def parse_squeue(out: str) -> list[JobRecord]:
     """Records of the jobs in the table `QUEUED`."""
-    return [_queued_job(row) for row in QUEUED.rows(out)]
+    return _where_they_are(_queued_job(row) for row in QUEUED.rows(out))
+
+
+def _where_they_are(records: Iterable[JobRecord]) -> list[JobRecord]:
+    """Of each job of a federation the record of one cluster, and none of a cluster that only knows that it left."""
+    by_id: dict[str, JobRecord] = {}
+    for record in records:
+        if record.state is not State.REVOKED:
+            known = by_id.get(record.job_id)
+            if known is None or known.state is State.PENDING:  # each cluster has it pending until one starts it
+                by_id[record.job_id] = record
+    return list(by_id.values())
 
 
 def _queued_job(row: TableRow) -> JobRecord:
@@ -111,7 +123,7 @@ def parse_scontrol(out: str) -> list[JobRecord]:
     """Records of ``scontrol --oneliner show job`` (SLURM_TIME_FORMAT=%s)."""
     jobs = (" ".join(text.splitlines()) for text in _SHOWN_JOB.split(out))  # a job's name may hold newlines
     rows = (TableRow(read_shown(job)) for job in jobs)
-    return [_parse_shown_job(row) for row in rows if "JobId" in row and "JobState" in row]
+    return _where_they_are(_parse_shown_job(row) for row in rows if "JobId" in row and "JobState" in row)
 
 
 def _parse_shown_job(row: TableRow) -> JobRecord:

@@ -232,3 +232,23 @@ def test_an_estimated_start_is_read_in_several_wordings(text: str) -> None:
 
 def test_a_text_without_an_estimate_gives_none() -> None:
     assert parse_start("sbatch: jobs start at night\nallocation failure: Requested node is busy") is None
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        (["REVOKED", "RUNNING"], [State.RUNNING]),
+        (["RUNNING", "REVOKED"], [State.RUNNING]),
+        (["PENDING", "PENDING"], [State.PENDING]),
+        (["PENDING", "CONFIGURING"], [State.CONFIGURING]),
+        (["REVOKED"], []),
+    ],
+)
+def test_a_job_of_a_federation_is_where_it_runs_and_not_where_it_was_revoked(
+    states: list[str], expected: list[State]
+) -> None:
+    middle = ("None", "cpu", "n1", "1", "1764000000", "1764000100", "1:00", "5:00", "/r/job.sh")
+    rows = "".join("\x1f".join(("67108865", "train", state, *middle)) + "\n" for state in states)
+    assert [record.state for record in parse_squeue(rows)] == expected
+    shown = "".join(f"JobId=67108865 JobName=train UserId=me(1) JobState={state}\n" for state in states)
+    assert [record.state for record in parse_scontrol(shown)] == expected
