@@ -84,7 +84,7 @@ def run_hpcjobs(path: str) -> int:
     """The whole way of `hpcjobs report jobs --by user`, from the first byte."""
     from hpcjobs.jobstats.columns import Doubts
     from hpcjobs.jobstats.derive import derive
-    from hpcjobs.jobstats.fold import fold
+    from hpcjobs.jobstats.fold import fold, unused_fields
     from hpcjobs.jobstats.sacct import frames
     from hpcjobs.jobstats.totals import NEEDED, totals
     from hpcjobs.scheduler.slurm.table import Table
@@ -96,7 +96,8 @@ def run_hpcjobs(path: str) -> int:
                 yield block
 
     site, doubts = load_site("tu-hpc"), Doubts()
-    parts = fold(frames(blocks(), Table(COLUMNS, OWN_SEPARATOR), doubts), doubts, only=NEEDED)
+    rows = frames(blocks(), Table(COLUMNS, OWN_SEPARATOR), doubts, without=unused_fields(NEEDED))
+    parts = fold(rows, doubts, only=NEEDED)
     return len(totals((derive(part, site) for part in parts), by="user"))
 
 

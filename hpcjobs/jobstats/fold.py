@@ -116,6 +116,22 @@ _NEVER = 1 << 34
 """The end of a step that has none, in seconds since 1970: in the year 2514."""
 
 
+_ONLY_FOR: Final = {
+    "Reason": {"reason"},
+    "ExitCode": {"exit_code", "signal"},
+    "TimelimitRaw": {"time_limit_s"},
+    "NodeList": {"node_list", "mem_per_node_bytes"},
+    "TRESUsageInAve": {"gpu_utilization", "gpu_mem_bytes"},
+}
+_ROWS_AT_ONCE = 25_000
+"""A frame has a fixed cost beside that of its rows."""
+
+
+def unused_fields(only: Collection[str] | None) -> frozenset[str]:
+    """Columns of sacct that `fold` with ``only`` does not read."""
+    return frozenset(name for name, columns in _ONLY_FOR.items() if only is not None and columns.isdisjoint(only))
+
+
 def fold(
     frames: Iterable[pl.DataFrame], doubts: Doubts, *, only: Collection[str] | None = None
 ) -> Iterator[pl.DataFrame]:
@@ -125,7 +141,7 @@ def fold(
         only: the columns chosen; default all.
     """
     held: pl.DataFrame | None = None
-    for part in frames:
+    for part in _join_small(frames):
         frame = part if held is None else pl.concat([held, part], how="vertical_relaxed")
         starts = frame["JobID"].str.contains(".", literal=True).not_().arg_true()
         last = int(starts[-1]) if len(starts) else 0
@@ -134,6 +150,18 @@ def fold(
             yield _fold_rows(frame.slice(0, last), doubts, only)
     if held is not None and len(held):
         yield _fold_rows(held, doubts, only)
+
+
+def _join_small(frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+    """The rows of several frames in one, up to `_ROWS_AT_ONCE`."""
+    waiting: list[pl.DataFrame] = []
+    for frame in frames:
+        waiting.append(frame)
+        if sum(map(len, waiting)) >= _ROWS_AT_ONCE:
+            yield pl.concat(waiting, how="vertical_relaxed")
+            waiting.clear()
+    if waiting:
+        yield pl.concat(waiting, how="vertical_relaxed")
 
 
 def _fold_rows(frame: pl.DataFrame, doubts: Doubts, only: Collection[str] | None) -> pl.DataFrame:

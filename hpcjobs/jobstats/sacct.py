@@ -21,7 +21,7 @@ import polars as pl
 from hpcjobs.errors import SchedulerError
 from hpcjobs.jobstats.cache import AttemptStore, Store, Window, closed_until, days
 from hpcjobs.jobstats.columns import CLUSTER, Doubts, choose, order
-from hpcjobs.jobstats.fold import COUNTS, fold
+from hpcjobs.jobstats.fold import COUNTS, fold, unused_fields
 from hpcjobs.processes.programs import Runner, run, start
 from hpcjobs.scheduler.slurm.client import split_ids
 from hpcjobs.scheduler.slurm.table import CONTROL, SEPARATOR, Table, new_separator
@@ -33,12 +33,16 @@ _CONTROL: Final = CONTROL.encode().replace(_SEPARATOR, b"")
 _NUMBERS: Final = dict.fromkeys(COUNTS, pl.Int64)
 
 
-def frames(blocks: Iterable[bytes], table: Table, doubts: Doubts) -> Iterator[pl.DataFrame]:
+def frames(
+    blocks: Iterable[bytes], table: Table, doubts: Doubts, *, without: Collection[str] = ()
+) -> Iterator[pl.DataFrame]:
     """One frame per block, in the order of the blocks; null where sacct left a column empty.
+
+    ``without``: columns that the frames need not have.
 
     A second thread reads the next block while the caller works on this one.
     """
-    source = _read_frames(blocks, table, doubts)
+    source = _read_frames(blocks, table, doubts, without)
     with ThreadPoolExecutor(1) as reader:
         ahead = reader.submit(next, source, None)
         try:
@@ -50,12 +54,14 @@ def frames(blocks: Iterable[bytes], table: Table, doubts: Doubts) -> Iterator[pl
             source.close()
 
 
-def _read_frames(blocks: Iterable[bytes], table: Table, doubts: Doubts) -> Generator[pl.DataFrame, None, None]:
+def _read_frames(
+    blocks: Iterable[bytes], table: Table, doubts: Doubts, without: Collection[str]
+) -> Generator[pl.DataFrame, None, None]:
     rest = b""
     for block in blocks:
         end = block.rfind(b"\n") + 1
         lines, rest = (rest + block[:end], block[end:]) if end else (b"", rest + block)
-        frame = _frame_of_lines(lines, table)
+        frame = _frame_of_lines(lines, table, without)
         if frame is None and lines:
             split = table.split(lines.decode("utf-8", "replace"))
             if len(table.separator) == 1:
@@ -63,14 +69,14 @@ def _read_frames(blocks: Iterable[bytes], table: Table, doubts: Doubts) -> Gener
             doubts.add("not the columns asked for", (_start(text, table) for text in split.refused))
             rest = split.rest.encode() + rest
             text = "".join(f"{record}\n" for record in split.records)
-            frame = _frame(text.encode(), table) if text else None
+            frame = _frame(text.encode(), table, without) if text else None
         if frame is not None and len(frame):
             yield frame
     if rest.strip():
         doubts.add("truncated", [_start(rest.decode("utf-8", "replace"), table)])
 
 
-def _frame_of_lines(lines: bytes, table: Table) -> pl.DataFrame | None:
+def _frame_of_lines(lines: bytes, table: Table, without: Collection[str]) -> pl.DataFrame | None:
     """The frame, if every line is one record.
 
     A line with too many separators is an error of polars. So if the separators of all lines together are those of so
@@ -81,7 +87,7 @@ def _frame_of_lines(lines: bytes, table: Table) -> pl.DataFrame | None:
     one_character = lines if len(table.separator) == 1 else lines.translate(None, delete=_CONTROL)
     for types in (_NUMBERS, {}):  # a column of numbers in which a word stands is read as text
         try:
-            frame = _read_csv(one_character, table, types)
+            frame = _read_csv(one_character, table, types, without)
         except (pl.exceptions.ComputeError, pl.exceptions.SchemaError):
             continue
         sound = lines.count(table.separator.encode()) == len(frame) * (len(table.columns) - 1)
@@ -94,25 +100,26 @@ def _start(record: str, table: Table) -> str:
     return record[:160].replace(table.separator, "|").strip().replace("\n", " ")
 
 
-def _frame(lines: bytes, table: Table) -> pl.DataFrame:
+def _frame(lines: bytes, table: Table, without: Collection[str]) -> pl.DataFrame:
     """Records whose names may hold characters of the separator; all columns as text."""
     separator = table.separator.encode()
     if len(separator) > 1:  # polars splits at one character
         lines = lines.replace(separator, b"\0").replace(_SEPARATOR, b" ").replace(b"\0", _SEPARATOR)
         lines = lines.translate(None, delete=_CONTROL)
-    return _read_csv(lines, table, {})
+    return _read_csv(lines, table, {}, without)
 
 
-def _read_csv(lines: bytes, table: Table, types: Mapping[str, type[pl.DataType]]) -> pl.DataFrame:
-    return pl.read_csv(
+def _read_csv(
+    lines: bytes, table: Table, types: Mapping[str, type[pl.DataType]], without: Collection[str]
+) -> pl.DataFrame:
+    rows = pl.scan_csv(
         lines,
         separator=table.separator[0],
         has_header=False,
-        infer_schema=False,
         quote_char=None,
-        new_columns=list(table.columns),
-        schema_overrides={name: types[name] for name in table.columns if name in types},
+        schema={name: types.get(name, pl.String) for name in table.columns},
     )
+    return rows.select(name for name in table.columns if name not in without).collect()
 
 
 class Streamer(Protocol):
@@ -252,7 +259,8 @@ class Sacct:
             steps=True,
             attempts=True,
         )
-        attempts = list(fold(frames(self._stream(argv, env=self._env), table, doubts), doubts, only=only))
+        rows = frames(self._stream(argv, env=self._env), table, doubts, without=unused_fields(only))
+        attempts = list(fold(rows, doubts, only=only))
         return pl.concat(attempts) if attempts else fold_nothing(columns, only)
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 import polars as pl
 
-from hpcjobs.errors import SchedulerError
+from hpcjobs.errors import RequestError, SchedulerError, nearest
 from hpcjobs.job.array import task_ids
 from hpcjobs.jobstats.columns import Doubt, Doubts
 from hpcjobs.jobstats.derive import JOB_KEY, REQUEUE_S, SCHEMA, USE, derive, merge_attempts, number_uses
@@ -33,7 +33,7 @@ from hpcjobs.scheduler.connect import connect
 from hpcjobs.scheduler.slurm.parse import parse_scontrol
 from hpcjobs.site.library import site_or_cluster
 from hpcjobs.site.models import Site
-from hpcjobs.slurm_commands import question_env, show_job
+from hpcjobs.slurm_commands import list_clusters, question_env, show_job
 from hpcjobs.units import memory_bytes, time_limit_s
 from hpcjobs.user import user_name
 
@@ -242,11 +242,26 @@ def query_attempts(job_filter: JobFilter, site: Site, doubts: Doubts) -> Iterato
 
 
 def open_sacct(job_filter: JobFilter, site: Site) -> Sacct:
-    """The accounting of the site for the users and times of the filter."""
+    """The accounting of the site for the users and times of the filter.
+
+    Raises:
+        RequestError: slurmdbd knows no cluster of that name.
+    """
     until = time.time() if job_filter.until is None else job_filter.until
     cluster = job_filter.cluster or os.environ.get("SLURM_CLUSTERS")  # which squeue and sbatch heed and sacct does not
+    if job_filter.cluster not in (None, "all"):
+        _check_clusters(job_filter.cluster or "", site)
     query = AccountingQuery(site.name, job_filter.since, until, job_filter.users, site.slurm_conf, cluster or None)
     return Sacct(query, several_clusters=job_filter.has_several_clusters)
+
+
+def _check_clusters(names: str, site: Site) -> None:
+    """Sacct lists nothing of a cluster that its slurmdbd does not know, and succeeds."""
+    answer = run(list_clusters(), env=question_env(site.slurm_conf))
+    known = answer.out.split() if answer.code == 0 else []
+    for name in names.split(","):
+        if known and name not in known:
+            raise RequestError(f"--cluster {name}: slurmdbd has no such cluster", hint=nearest(name, known))
 
 
 def _query_local(job_filter: JobFilter, site: Site) -> pl.DataFrame:

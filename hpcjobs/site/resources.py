@@ -38,6 +38,8 @@ def node_range(nodes: int | str) -> tuple[int, int]:
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if match is not None and match[2] is None and least < 1:
         raise ValueError(f"nodes must be 1 or more, not {nodes}")
+    if nodes == "auto":
+        raise ValueError("nodes 'auto' is an option of hpcjobs submit alone: -N auto")
     if not 1 <= least <= most:
         raise ValueError(f"nodes {nodes!r} is not understood; write 4, or 2-4 for a range")
     return least, most

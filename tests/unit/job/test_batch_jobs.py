@@ -110,6 +110,7 @@ def test_a_launcher_that_is_named_decides_whether_a_script_starts_its_own_tasks(
         ("#SBATCH --input=x", {}, "run.sbatch:2: --input is refused"),
         ("#SBATCH -N 1\n#SBATCH --time=soon", {}, "run.sbatch:3: time: 'soon' is not a time"),
         ("#SBATCH -N two", {}, "run.sbatch:2: nodes 'two' is not understood"),
+        ("#SBATCH -N auto", {}, "run.sbatch:2: nodes 'auto' is an option of hpcjobs submit alone: -N auto"),
         ("#SBATCH -J ''", {}, "run.sbatch:2: job name '': empty values"),
         ("#SBATCH -M other", {}, "run.sbatch:2: --clusters is refused"),
         ("#SBATCH -N 1", {"container": "image"}, "container (flag): a batch script starts its own tasks"),

@@ -13,6 +13,7 @@ import pytest
 from commandline import ok, within
 from sacct_rows import simulated_rows
 from scripted_cluster import ScriptedCluster, read_table
+from scripted_slurm import answer
 from terminal import on_terminal
 
 from hpcjobs.run.folder import task_dir
@@ -60,6 +61,16 @@ def test_jobs_of_several_clusters_with_one_id_are_several_jobs(cluster: Scripted
     sums = ok("report", "jobs", "-a", "--all-clusters", "--by", "cluster,user", "--json").json
     assert sorted((one["group"], one["jobs"]) for one in sums) == [("east,ana", 1), ("west,ana", 1)]
     assert within("report", "jobs", "--all-clusters", "--cluster", "east").code != 0
+
+
+def test_a_cluster_that_slurmdbd_does_not_have_is_no_cluster_without_jobs(cluster: ScriptedCluster) -> None:
+    answer(cluster.folder, "sacctmgr", "printf 'east\\nwest\\n'")
+    for arguments in (("--cluster", "eats"), ("--cluster", "west,eats", "--by", "user")):
+        refused = within("report", "jobs", *arguments)
+        assert refused.code != 0
+        assert "--cluster eats: slurmdbd has no such cluster" in refused.err
+        assert "did you mean 'east'" in refused.err
+    assert ok("report", "jobs", "--cluster", "west").out == "no jobs\n"
 
 
 def test_sums_by_two_groups_add_up_to_those_of_one(cluster: ScriptedCluster) -> None:
