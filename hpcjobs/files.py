@@ -37,7 +37,10 @@ def state_dir() -> Path:
 
 def runtime_dir() -> Optional[Path]:
     """``$XDG_RUNTIME_DIR/hpcjobs``, for sockets; None where another user can make something in a folder above it."""
-    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or "/nonexistent")
+    text = os.environ.get("XDG_RUNTIME_DIR")
+    if not text or not os.access(text, os.W_OK | os.X_OK):
+        return None
+    folder = Path(text)
     if folder.is_dir() and all(_is_closed(each) for each in (folder, *folder.parents)):
         return folder / "hpcjobs"
     return None

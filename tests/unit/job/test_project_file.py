@@ -14,7 +14,6 @@ import yaml
 from commandline import Answer, ok, within
 
 import hpcjobs
-from hpcjobs.job import project
 from hpcjobs.site import project_file
 
 TWO = """\
@@ -130,7 +129,7 @@ def test_the_file_of_another_user_runs_nothing_until_it_is_trusted(
     if os.getuid() == 0:
         os.chown(project_file.FILE, 65534, -1)
     else:  # who may not give a file away is somebody else here
-        monkeypatch.setattr(project, "os", SimpleNamespace(path=os.path, getuid=lambda: 65534))
+        monkeypatch.setattr(project_file, "os", SimpleNamespace(path=os.path, getuid=lambda: 65534))
     assert "is not trusted" in refused("--dry-run")
     ok("sites", "trust", project_file.FILE)
     assert command() == ["train.py"]
