@@ -12,15 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import submitit
+from submitit.core.core import PicklingExecutor
 
+from hpcjobs import guards
 from hpcjobs.errors import RequestError
 from hpcjobs.files import make_own_folder
+from hpcjobs.guards import Amounts
 from hpcjobs.job.directives import sbatch_options
 from hpcjobs.job.launch import Raw, srun_args
 from hpcjobs.job.models import Job
 from hpcjobs.job.plan import resolve_request
 from hpcjobs.job.script import setup_text
 from hpcjobs.run.folder import make_root
+from hpcjobs.run.submit import most_of
 from hpcjobs.site.models import Site
 from hpcjobs.sweeps.submitit_names import rename
 
@@ -28,6 +32,38 @@ _SUBMITITS = frozenset(("array", "signal", "open_mode"))
 """Options that submitit sets itself."""
 _NO_LIMIT_MIN = 365 * 24 * 60
 _FREE_PORT = "import socket; s = socket.socket(); s.bind(('127.0.0.1', 0)); print(s.getsockname()[1])"
+
+
+class _Guarded(PicklingExecutor):
+    """Submits within the limits of the environment (`hpcjobs.guards`)."""
+
+    _job: Job
+    _resolved: dict[str, Any]
+
+    def guard(self, job: Job) -> None:
+        """Count submissions as those of ``job``, to which the parameters of now belong."""
+        self._job, self._resolved = job, dict(self.parameters)
+
+    def _internal_process_submissions(self, delayed_submissions: list[Any]) -> list[Any]:
+        """As submitit's; a function with ``checkpoint`` may start again after each of ``max_num_timeout`` limits."""
+        guards.refuse_change("submit")
+        starts = sum(1 + self.max_num_timeout * hasattr(each.function, "checkpoint") for each in delayed_submissions)
+        most = Amounts(*(starts * amount for amount in most_of(self._job)))._replace(jobs=len(delayed_submissions))
+        if guards.budget_text() is not None and self.parameters != self._resolved:
+            raise RequestError(
+                "update_parameters was called, and what such jobs may use cannot be counted for the budget",
+                hint="give the parameters to hpcjobs.executor",
+            )
+        with guards.count(self._job.name, most):
+            return super()._internal_process_submissions(delayed_submissions)
+
+
+class SlurmExecutor(_Guarded, submitit.SlurmExecutor):
+    """submitit's, within the limits of the environment. It has submitit's name, which submitit reads."""
+
+
+class LocalExecutor(_Guarded, submitit.LocalExecutor):
+    """The same for this machine."""
 
 
 def executor(
@@ -48,7 +84,7 @@ def executor(
 
     Raises:
         ConfigError: a file is wrong. RequestError: the job does not fit the site, or this process talks to
-            another cluster already.
+            another cluster already. At a submission: HPCJOBS_READ_ONLY or HPCJOBS_BUDGET refuses it.
     """
     options = rename(parameters_of_job)
     max_num_timeout = options.pop("max_num_timeout", max_num_timeout)
@@ -64,10 +100,11 @@ def executor(
     if not job.kind.takes_sbatch_options:
         return _local(job, where, max_num_timeout=max_num_timeout, signal_delay_s=signal_delay_s)
     _point_at(job)
-    submitit_executor = submitit.SlurmExecutor(where, max_num_timeout=max_num_timeout, python=shlex.quote(job.python))
+    submitit_executor = SlurmExecutor(where, max_num_timeout=max_num_timeout, python=shlex.quote(job.python))
     submitit_executor.update_parameters(
         **parameters(job, where), signal_delay_s=signal_delay_s, array_parallelism=array_parallelism
     )
+    submitit_executor.guard(job)
     return submitit_executor
 
 
@@ -133,7 +170,7 @@ def _local(job: Job, folder: Path, *, max_num_timeout: int, signal_delay_s: int)
     )
     wrapper = shlex.join(["sh", "-c", " ".join([*exports, own_folder, 'exec "$@"']), "sh", job.python])
     limit_s = job.time_limit_s
-    submitit_executor = submitit.LocalExecutor(folder, max_num_timeout=max_num_timeout, python=wrapper)
+    submitit_executor = LocalExecutor(folder, max_num_timeout=max_num_timeout, python=wrapper)
     submitit_executor.update_parameters(
         timeout_min=_NO_LIMIT_MIN if limit_s is None else limit_s / 60,
         nodes=1,
@@ -142,6 +179,7 @@ def _local(job: Job, folder: Path, *, max_num_timeout: int, signal_delay_s: int)
         signal_delay_s=signal_delay_s,
         setup=_local_setup(job),
     )
+    submitit_executor.guard(job)
     return submitit_executor
 
 

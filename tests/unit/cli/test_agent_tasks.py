@@ -324,9 +324,10 @@ def test_33_a_study_over_the_budget_is_refused(agent: Agent) -> None:
 
 
 def test_34_trials_of_a_size_chosen_by_measurement_count(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HPCJOBS_BUDGET", "jobs=0")
-    agent("submit --ntasks-per-node auto -t 20m train.py", code=5)
-    assert requests() == []
+    monkeypatch.setenv("HPCJOBS_BUDGET", "jobs=2")
+    error = agent("submit --ntasks-per-node auto --budget 1 -t 10h train.py", code=5)["error"]
+    assert "up to 1 jobs, and 0 of 2 are left of HPCJOBS_BUDGET" in error["message"]
+    assert len(requests()) == 2
 
 
 def test_35_retries_without_a_bound_are_refused(agent: Agent) -> None:

@@ -6,6 +6,7 @@ import ast
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from operator import add
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from commandline import hpcjobs, ok, within
 from sample_cluster import SampleCluster
 
 import hpcjobs as hpcjobs_package
+from hpcjobs.errors import RequestError
 from hpcjobs.files import state_dir
 
 PACKAGE = Path(hpcjobs_package.__file__).parent
@@ -175,6 +177,7 @@ CHECKED = {
     "scheduler/slurm/client.py": {"submit", "cancel", "_control", "update", "signal"},
     "scheduler/local/client.py": {"submit", "cancel"},
     "run/interactive.py": {"allocate", "attach"},
+    "sweeps/executor.py": {"_internal_process_submissions"},
     "run/archive.py": {"remove"},
     "cloud/lifecycle.py": {"up", "down"},
 }
@@ -209,7 +212,7 @@ def test_each_command_that_changes_jobs_is_built_behind_the_guards() -> None:
     changing = {f"slurm_commands.{name}" for name in CHANGING}
     builders = {(file, function) for file, function, name in used if name in changing}
     builders = {(file, function) for file, function in builders if not file.startswith("node/")}
-    checked = {(file, function) for file, function, name in used if name == "refuse_change"}
+    checked = {(file, function) for file, function, name in used if name.endswith("refuse_change")}
     assert checked == {(file, function) for file, functions in CHECKED.items() for function in functions}
     assert builders - checked == {("job/plan.py", "_command")}  # a plan is a value: nothing is run by it
     for verb, functions in COUNTED.items():
@@ -217,3 +220,20 @@ def test_each_command_that_changes_jobs_is_built_behind_the_guards() -> None:
         assert {caller for caller in callers if not caller.endswith(":__init__")} == functions, verb  # views forward
     counted = {f"{file}:{function}" for file, function, name in used if name in COUNTING}
     assert counted >= set().union(*COUNTED.values()) | {"run/interactive.py:allocate"}
+
+
+def test_an_executor_of_submitit_submits_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCJOBS_BUDGET", "jobs=2,node_hours=0.2")
+    executor = hpcjobs_package.executor(site="local", time="2m")
+    with pytest.raises(RequestError, match="up to 3 jobs, and 2 of 2 are left"):
+        executor.map_array(add, [1, 2, 3], [1, 2, 3])
+    assert [job.result() for job in executor.map_array(add, [1, 2], [1, 2])] == [2, 4]
+    with pytest.raises(RequestError, match="up to 1 jobs, and 0 of 2 are left"):
+        executor.submit(add, 1, 2)
+    monkeypatch.setenv("HPCJOBS_BUDGET", "node_hours=1")
+    executor.update_parameters(timeout_min=600)
+    with pytest.raises(RequestError, match="update_parameters was called"):
+        executor.submit(add, 1, 2)
+    monkeypatch.setenv("HPCJOBS_READ_ONLY", "1")
+    with pytest.raises(RequestError, match="HPCJOBS_READ_ONLY=1 is set"):
+        hpcjobs_package.executor(site="local", time="2m").submit(add, 1, 2)
