@@ -31,6 +31,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Outcome:
+    """The verdict on one step, with its figures and problems."""
+
     name: str
     about: str
     verdict: Verdict

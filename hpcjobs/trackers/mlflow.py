@@ -16,6 +16,8 @@ MOST_METRICS, MOST_PARAMS, LONGEST_PARAM = 1000, 100, 500  # of one request, by 
 
 
 class MlflowTracker:
+    """A run of an MLflow server or folder."""
+
     def __init__(self, run: TrackedRun) -> None:
         uri = choose_uri(run)
         self._client = MlflowClient(tracking_uri=uri)

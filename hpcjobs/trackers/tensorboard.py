@@ -14,6 +14,8 @@ from hpcjobs.trackers import MetricPoint, TrackedRun
 
 
 class TensorBoardTracker:
+    """Event files in the folder ``tensorboard`` of the run."""
+
     def __init__(self, run: TrackedRun) -> None:
         folder = run.folder / "tensorboard"
         self.place = str(folder)

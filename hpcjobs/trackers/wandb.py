@@ -19,6 +19,8 @@ SERVER = "https://api.wandb.ai"
 
 
 class WandbTracker:
+    """A run of Weights & Biases; offline on a node without its server."""
+
     def __init__(self, run: TrackedRun) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         os.environ.setdefault("WANDB_MODE", choose_mode())

@@ -13,6 +13,8 @@ from hpcjobs.trainers.commandline.launch import launch
 
 @dataclass(frozen=True)
 class DdpFlags:
+    """The flags of PyTorch's DistributedDataParallel."""
+
     bucket_cap_mb: float = flag(25.0, "gradients per all-reduce, in MiB", parse=positive(float))
     gradient_as_bucket_view: bool = flag(True, "gradients live in the buckets: one copy less")
     compress: str = flag(

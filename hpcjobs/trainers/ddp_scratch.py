@@ -13,6 +13,8 @@ from hpcjobs.trainers.commandline.launch import launch
 
 @dataclass(frozen=True)
 class DdpScratchFlags:
+    """The flags of data parallelism by hand."""
+
     bucket_cap_mb: float = flag(25.0, "gradients per all-reduce, in MiB", parse=positive(float))
 
 

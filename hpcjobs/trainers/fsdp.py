@@ -13,6 +13,8 @@ from hpcjobs.trainers.commandline.launch import launch
 
 @dataclass(frozen=True)
 class FsdpFlags:
+    """The flags of PyTorch's fully sharded data parallelism (FSDP2)."""
+
     reshard_after_forward: bool = flag(True, "drop whole weights after the forward pass: less memory")
     shard_size: int | None = flag(
         None, "shard over so many ranks and replicate over the rest", parse=positive(int), metavar="N"

@@ -13,6 +13,8 @@ from hpcjobs.trainers.commandline.launch import launch
 
 @dataclass(frozen=True)
 class FsdpScratchFlags:
+    """The flags of sharded data parallelism by hand."""
+
     reshard_after_forward: bool = flag(True, "drop whole weights after the forward pass: less memory")
 
 

@@ -13,6 +13,8 @@ from hpcjobs.trainers.commandline.launch import launch
 
 @dataclass(frozen=True)
 class HorovodFlags:
+    """The flags of Horovod."""
+
     compress: str = flag("none", "send gradients as they are, or as 16 bit floats", choices=("none", "fp16"))
     fusion_threshold_mb: float | None = flag(
         None, "gradients that travel together, in MiB; Horovod's own: 128", parse=positive(float)

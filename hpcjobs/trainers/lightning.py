@@ -14,6 +14,8 @@ HERE = "hpcjobs.trainers.strategies.lightning"
 
 @dataclass(frozen=True)
 class LightningFlags:
+    """The flags of Lightning's Trainer."""
+
     strategy: str = flag(
         "ddp",
         "ddp: Lightning's DDPStrategy; fsdp: its ModelParallelStrategy with FSDP2; horovod: ours",

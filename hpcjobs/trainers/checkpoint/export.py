@@ -28,6 +28,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class ExportFlags:
+    """The flags of the export."""
+
     out: str = flag("model.safetensors", "file to write; of adapters a folder, as peft reads it", metavar="PATH")
     average: bool = flag(False, "the average of the weights that --ema kept")
     merge: bool = flag(False, "of a run with --lora: the complete model, with its adapters added to the weights")

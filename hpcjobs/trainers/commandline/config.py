@@ -27,6 +27,8 @@ from hpcjobs.trainers.commandline.flags import (
 
 @dataclass(frozen=True)
 class Config:
+    """The flags of every trainer; None is the default of the workload."""
+
     workload: str = flag("mnist", "lm, matmul, mnist, resnet50, or a function of your own as `package.module:function`")
     epochs: int | None = flag(None, "passes over the training data", parse=positive(int), metavar="N")
     steps: int | None = flag(None, "stop after so many optimizer steps", parse=positive(int), metavar="N")

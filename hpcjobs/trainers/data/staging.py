@@ -43,6 +43,8 @@ NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
+    """A file to copy, as it was when it was listed."""
+
     path: str
     """Relative to the source; empty where the source is one file."""
     size_bytes: int

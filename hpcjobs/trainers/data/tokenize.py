@@ -31,6 +31,8 @@ Encode = Callable[[list[str]], Iterable[Sequence[int] | Tokens]]
 
 @dataclass(frozen=True)
 class TokenizeFlags:
+    """The flags of the tokenization."""
+
     tokenizer: str = flag(
         BYTES, "a tokenizer.json of Hugging Face (pip install 'hpcjobs[tokenizer]'), or bytes: 256 and an end of text"
     )
@@ -44,6 +46,8 @@ class TokenizeFlags:
 
 @dataclass(frozen=True)
 class Tokenizer:
+    """Makes tokens of text; `end_of_text` is the token after a document, if there is one."""
+
     encode: Encode
     vocabulary: int
     end_of_text: int | None

@@ -166,6 +166,8 @@ Python's own reference waits without it; that of DDP's reducer would wait with i
 
 @dataclass(frozen=True)
 class RankGroup:
+    """The ranks of a run with their hosts, seen from one of them, and their collectives."""
+
     env: DistEnv
     hosts: tuple[str, ...]  # by rank
     device: torch.device

@@ -28,6 +28,8 @@ SPARE = 0.1  # of the free memory that stays free: allocators divide it into pie
 
 
 class Probe:
+    """Measures every so many steps how long a step waits for communication; None as `every`: never."""
+
     def __init__(self, every: int | None, stepper: Stepper, group: RankGroup) -> None:
         able = stepper.strategy.quiet_passes and group.world_size > 1
         self.every = every if able else None

@@ -25,6 +25,8 @@ class Traffic(NamedTuple):
 
 
 class Strategy:
+    """How ranks share a model and its gradients; this one is of a single rank."""
+
     name = "single"
     backend: str | None = None  # what carries gradients, where it is not the process group
     quiet_passes = False  # a pass inside quiet() differs from another by its communication alone

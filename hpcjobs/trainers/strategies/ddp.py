@@ -69,6 +69,8 @@ def half(dtype: torch.dtype) -> Hook:
 
 
 class Ddp(Strategy):
+    """PyTorch's DistributedDataParallel: the model is complete on every rank."""
+
     name = "ddp"
     quiet_passes = True
 

@@ -72,6 +72,8 @@ def make_buckets(parameters: list[nn.Parameter], cap_bytes: float) -> list[Bucke
 
 
 class DdpScratch(Strategy):
+    """Data parallelism by hand: an all-reduce per bucket of gradients, during the backward pass."""
+
     name = "ddp_scratch"
     quiet_passes = True
 

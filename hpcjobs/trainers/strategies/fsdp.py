@@ -22,6 +22,8 @@ from hpcjobs.trainers.workloads.base import Workload
 
 
 class Fsdp(Strategy):
+    """PyTorch's FSDP2: each rank holds a part of each weight, gradient and state of the optimizer."""
+
     name = "fsdp"
     autocasts = False
     builds_skeleton = True

@@ -45,6 +45,8 @@ STEPS = "step"
 
 
 class FlatUnit:
+    """Parameters that are gathered together: one flat tensor, of which each rank holds an equal part."""
+
     def __init__(self, parameters: list[nn.Parameter], *, rank: int, world_size: int) -> None:
         """`parameters` have one dtype, and are all trained or all frozen."""
         self.trained = parameters[0].requires_grad
@@ -164,6 +166,8 @@ class AgreeingGradScaler(torch.amp.GradScaler):
 
 
 class FsdpScratch(Strategy):
+    """Sharded data parallelism by hand: each block of the model is gathered before it computes."""
+
     name = "fsdp_scratch"
     quiet_passes = True
     holds_shards = True

@@ -19,6 +19,8 @@ from hpcjobs.trainers.workloads.base import Workload
 
 
 class Horovod(Strategy):
+    """Data parallelism by Horovod, whose optimizer averages the gradients."""
+
     name = "horovod"
 
     def __init__(self, flags: HorovodFlags) -> None:

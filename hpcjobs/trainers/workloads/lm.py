@@ -22,6 +22,8 @@ from hpcjobs.trainers.workloads.tokens import INFO_FILE, SyntheticTokens, Tokens
 
 @dataclass(frozen=True)
 class DecoderShape:
+    """The shape of a decoder; `width` is that of its hidden states, lengths count tokens."""
+
     layers: int
     width: int
     heads: int
@@ -30,6 +32,8 @@ class DecoderShape:
 
 
 class Attention(nn.Module):
+    """Causal self-attention: each token sees itself and the tokens before it."""
+
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
         self.heads = shape.heads

@@ -28,6 +28,8 @@ IDX_MAGIC = {1: 0x801, 3: 0x803}  # unsigned bytes in one or three dimensions
 
 
 class Digits(NamedTuple):
+    """Images of handwritten digits, 0 to 255, with their labels."""
+
     images: Pixels  # [n, 28, 28]
     labels: Pixels  # [n]
 

@@ -13,6 +13,8 @@ HELD_OUT = ("validation", "test")
 
 
 class Parts(NamedTuple):
+    """The rows of a saved dataset to train on, and those to evaluate on."""
+
     train: Any
     held_out: Any
 
