@@ -1,4 +1,4 @@
-"""Capabilities of the kinds of schedulers.
+"""Names and capabilities of the kinds of schedulers.
 
 Code that depends on it asks for a capability: a further scheduler is a line of `KINDS`, and no search for comparisons.
 Python 3.6, standard library: the node's program has this module too.

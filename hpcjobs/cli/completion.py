@@ -127,7 +127,7 @@ def complete_launchers(ctx: typer.Context, incomplete: str) -> list[str]:
     site = _site(ctx)
     if site is None:
         return _filter_by_prefix(incomplete, LAUNCHERS)
-    known = [name for name, launcher in LAUNCHERS.items() if site.scheduler in launcher.schedulers]
+    known = [name for name, launcher in LAUNCHERS.items() if launcher.fits(site.kind)]
     return _filter_by_prefix(incomplete, [name for name in site.launchers or known if name in known])
 
 

@@ -12,6 +12,7 @@ from hpcjobs.job.layout import srun_options
 from hpcjobs.job.models import Job
 from hpcjobs.processes.modules import LEAVE_FOLDER, module_words, own_module_words
 from hpcjobs.runtime.pmix import FENCES
+from hpcjobs.scheduler_kind import SchedulerKind
 
 
 class Raw(str):
@@ -27,10 +28,10 @@ class Launch(NamedTuple):
 
 
 class Launcher(NamedTuple):
-    """A launcher and the schedulers it works under."""
+    """A launcher, and the kinds of schedulers it works under."""
 
     build: Callable[[Job], Launch]
-    schedulers: tuple[str, ...]
+    fits: Callable[[SchedulerKind], bool] = lambda kind: True
 
 
 def entering(job: Job) -> tuple[str, ...]:
@@ -340,13 +341,13 @@ __all__ = [
 
 # The first of its scheduler's is the default of a site: launchers without requirements come first.
 LAUNCHERS = {
-    "srun": Launcher(srun, ("slurm",)),
-    "spawn": Launcher(spawn, ("local",)),
-    "torchrun": Launcher(torchrun, ("slurm", "local")),
-    "mpirun": Launcher(mpirun, ("slurm", "local")),
-    "horovod-gloo": Launcher(horovod_gloo, ("slurm", "local")),
-    "horovodrun": Launcher(horovodrun, ("slurm", "local")),
-    "batch": Launcher(batch, ("slurm",)),
+    "srun": Launcher(srun, lambda kind: kind.runs_steps),
+    "spawn": Launcher(spawn, lambda kind: not kind.has_nodes),
+    "torchrun": Launcher(torchrun),
+    "mpirun": Launcher(mpirun),
+    "horovod-gloo": Launcher(horovod_gloo),
+    "horovodrun": Launcher(horovodrun),
+    "batch": Launcher(batch, lambda kind: kind.takes_sbatch_options),
 }
 
 

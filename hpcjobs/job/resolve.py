@@ -225,7 +225,7 @@ def _gpu_model(values: Values, partitions: Mapping[str, Partition]) -> str | Non
 
 
 def _launcher(requested: str | None, site: Site) -> str:
-    known = [name for name, launcher in LAUNCHERS.items() if site.scheduler in launcher.schedulers]
+    known = [name for name, launcher in LAUNCHERS.items() if launcher.fits(site.kind)]
     allowed = [name for name in (site.launchers or known) if name in known]
     if requested is not None and requested not in allowed:
         raise RequestError(

@@ -31,7 +31,7 @@ CASES = [
     (site, launcher)
     for site in SITES
     for launcher, known in LAUNCHERS.items()
-    if hpcjobs.load_site(site).scheduler in known.schedulers
+    if known.fits(hpcjobs.load_site(site).kind)
     and launcher in (hpcjobs.load_site(site).launchers or LAUNCHERS)
     and launcher in ("srun", "torchrun", "spawn")
 ]
