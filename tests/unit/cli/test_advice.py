@@ -23,7 +23,7 @@ from hpcjobs.diagnosis.rules import RULES
 from hpcjobs.diagnosis.values import JobFacts
 from hpcjobs.run.select import select
 
-WORDS = {"N": "1", "FOLDER": ".", "TWICE_AS_MUCH": "64M", "LONGER": "20", "SHORTER": "5"}
+EXAMPLES = {"N": "1", "FOLDER": ".", "TWICE_AS_MUCH": "64M", "LONGER": "20", "SHORTER": "5"}
 """What a reader writes in place of a word in capitals."""
 
 
@@ -38,7 +38,7 @@ def commands_of(advice: str) -> Iterator[list[str]]:
     """The commands of hpcjobs in a line of advice, as a reader would type them."""
     for command in re.split(r" ; | && ", advice.partition("  # ")[0]):
         if command.startswith("hpcjobs "):
-            yield [WORDS.get(argument, argument) for argument in shlex.split(command)[1:]]
+            yield [EXAMPLES.get(argument, argument) for argument in shlex.split(command)[1:]]
 
 
 def follow(arguments: Sequence[str]) -> Answer:
@@ -138,11 +138,11 @@ def test_each_command_in_backquotes_exists_with_its_options() -> None:
     wrong = {}
     for place, text in (*texts_of_the_package(), *texts_of_the_pages()):
         for quoted in re.findall(r"`hpcjobs ([^`]+)`", " ".join(text.split())):
-            words = quoted.partition("  # ")[0].replace("[", "").replace("]", "").replace("...", "X").split()
-            if quoted in MESSAGES or not (_VERB.match(words[0]) or words[0].startswith("-")):
+            arguments = quoted.partition("  # ")[0].replace("[", "").replace("]", "").replace("...", "X").split()
+            if quoted in MESSAGES or not (_VERB.match(arguments[0]) or arguments[0].startswith("-")):
                 continue  # hpcjobs VERB
             try:
-                parse(words)
+                parse(arguments)
             except Exception as error:  # Typer has its own copy of click, without a public name
                 if "requires an argument" not in str(error):  # an option that is only named
                     wrong[place, quoted] = str(error)
