@@ -26,8 +26,9 @@ class JobFilter(NamedTuple):
     """Cluster of the site's slurmdbd, several with commas, or ``all``; default the site's own."""
 
     @property
-    def has_several_clusters(self) -> bool:
-        return self.cluster is not None and (self.cluster == "all" or "," in self.cluster)
+    def names_clusters(self) -> bool:
+        """Whether jobs may be of another cluster than the site's."""
+        return self.cluster is not None
 
 
 def parse_moment(moment: str | float) -> float:

@@ -170,9 +170,9 @@ class Sacct:
         *,
         runner: Runner = run,
         streamer: Streamer = stream,
-        several_clusters: bool = False,
+        with_cluster: bool = False,
     ) -> None:
-        self._query, self._several_clusters = query, several_clusters
+        self._query, self._with_cluster = query, with_cluster
         self._runner, self._stream = runner, streamer
         self._env = question_env(query.slurm_conf)
         self.windows_queried = 0
@@ -223,7 +223,7 @@ class Sacct:
         answer = self._runner(list_accounted_fields(), env=self._env)
         if answer.code != 0:
             raise SchedulerError(f"sacct refused (exit code {answer.code}): {(answer.err or answer.out).strip()}")
-        return order(choose(answer.out, (CLUSTER,) if self._several_clusters else ()))
+        return order(choose(answer.out, (CLUSTER,) if self._with_cluster else ()))
 
     def identity(self) -> tuple[str, ...]:
         """Key of cached days: two clusters, or two sets of users, never share them."""

@@ -252,7 +252,7 @@ def open_sacct(job_filter: JobFilter, site: Site) -> Sacct:
     if job_filter.cluster not in (None, "all"):
         _check_clusters(job_filter.cluster or "", site)
     query = AccountingQuery(site.name, job_filter.since, until, job_filter.users, site.slurm_conf, cluster or None)
-    return Sacct(query, several_clusters=job_filter.has_several_clusters)
+    return Sacct(query, with_cluster=job_filter.names_clusters)
 
 
 def _check_clusters(names: str, site: Site) -> None:

@@ -61,6 +61,8 @@ def test_jobs_of_several_clusters_with_one_id_are_several_jobs(cluster: Scripted
     sums = ok("report", "jobs", "-a", "--all-clusters", "--by", "cluster,user", "--json").json
     assert sorted((one["group"], one["jobs"]) for one in sums) == [("east,ana", 1), ("west,ana", 1)]
     assert within("report", "jobs", "--all-clusters", "--cluster", "east").code != 0
+    one = ok("report", "jobs", "-a", "--cluster", "west", "--columns", "cluster,job").out
+    assert {row["CLUSTER"] for row in read_table(one, "CLUSTER")} == {"east", "west"}  # the stand-in does not choose
 
 
 def test_a_cluster_that_slurmdbd_does_not_have_is_no_cluster_without_jobs(cluster: ScriptedCluster) -> None:
