@@ -195,7 +195,8 @@ class RunSummary:
     """With ``--monitor``, over the samples of all nodes. ``mean`` and ``peak`` have the keys of a trainer's sample;
     ``idle_share`` of the samples found the GPUs (without GPUs the cores) below 5 %."""
     results: Mapping[str, Any] = field(default_factory=dict)
-    """Results of your own script: the arguments of ``Run.finish()``."""
+    """Results of your own script: the arguments of ``Run.finish()``, and the newest value of each metric of your own
+    that it logged."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """The value of every flag; null is "the workload's default"."""
 

@@ -131,6 +131,8 @@ class StepLog:
         self.name, self.world_size, self.first_step, self.total_steps = name, env.world_size, first_step, total_steps
         self.step = first_step
         self.loss: float | None = None
+        self.metrics: dict[str, float] = {}
+        """The newest value of each metric of the script's own."""
         self.unit: str | None = None
         self.step_s: deque[float] = deque(maxlen=WINDOW)
         """Seconds per step, of the newest lines; the first ones left out."""
@@ -203,6 +205,7 @@ class StepLog:
                 self._work[self._lines <= WARMUP] = counted + done, counted_s + took
         if metrics:
             line["metrics"] = metrics
+            self.metrics |= {key: value for key, value in metrics.items() if key not in COUNTS}
         return encode(line) + "\n"
 
     @property
@@ -306,7 +309,7 @@ def make_summary(
         checkpoint_stall_s=Quantiles.of(stall_s),
         memory_peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         loss=loss if isinstance(loss, (int, float)) else None,
-        results=dict(results),
+        results={**log.metrics, **results},
     )
 
 

@@ -111,7 +111,7 @@ def test_a_script_alone_writes_what_trainers_write_and_says_once_where(tmp_path:
     assert (last["unit"], last["metrics"]) == ("tokens/s", {"norm": 2.5})
     assert last["throughput"] == pytest.approx(32 / last["step_time_s"])
     summary = RunSummary.read(run_dir)
-    assert (summary.status, summary.steps, summary.results) == ("completed", 60, {"accuracy": 0.5})
+    assert (summary.status, summary.steps, summary.results) == ("completed", 60, {"norm": 2.5, "accuracy": 0.5})
     assert summary.loss == last["loss"]
     assert summary.throughput is not None
     assert [place.name for place in checkpoints.steps(run_dir / "checkpoints")] == ["step-00000060", "step-00000040"]

@@ -12,6 +12,7 @@ from commandline import ok, within
 
 from hpcjobs.sweeps import results_page
 from hpcjobs.sweeps.results import Results
+from hpcjobs.sweeps.sweep import find_sweep
 
 
 def cells(**axes: list[Any]) -> list[dict[str, Any]]:
@@ -119,3 +120,23 @@ def test_a_long_value_is_broken_into_lines(tmp_path: Path) -> None:
 def test_cells_are_compared_by_the_loss_of_data_that_was_not_trained_on(name: str) -> None:
     assert Results(["lr"], ["loss", "train_loss", name], []).loss == name
     assert Results(["lr"], ["loss", "train_loss", "interval"], []).loss == "loss"
+
+
+def test_cells_are_compared_by_the_validation_loss_that_a_script_logs(here: Path) -> None:
+    (here / "train.py").write_text(
+        "import argparse\n"
+        "from hpcjobs.runtime import start\n"
+        "parser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--lr', type=float)\n"
+        "lr = parser.parse_args().lr\n"
+        "run = start()\n"
+        "run.log(1, loss=lr, val_loss=9.0)\n"
+        "run.log(2, loss=lr, val_loss=1 - lr)\n"
+        "run.finish()\n"
+    )
+    local = ("--site", "local", "--launcher", "spawn")
+    ok("sweep", "run", *local, "--name", "s", "--wait", "--set", "lr=0.1,0.9", "train.py")
+    table = find_sweep("s").table()
+    assert table.usual_metric == ("results.val_loss", False)
+    assert [row["lr"] for row in table.rank(table.loss)] == [0.9, 0.1]
+    assert "RESULTS.VAL_LOSS" in ok("sweep", "results", "s").out
