@@ -193,7 +193,9 @@ def _missing(program: str, cwd: str | None, error: OSError) -> Exception:
 
     if (cwd is not None and not os.path.isdir(cwd)) or (isinstance(error, PermissionError) and is_on_path(program)):
         return error
-    hint = (
-        "is this a login node of the cluster? --site local needs no Slurm" if program in slurm_commands.NAMES else None
-    )
+    hint = None
+    if program in slurm_commands.NAMES:
+        hint = "is this a login node of the cluster? --site local needs no Slurm"
+    elif program in ("ssh", "rsync"):
+        hint = "without sbatch here, commands run on the login host of the site, by ssh and rsync; --remote no: here"
     return CommandMissingError(f"{program}: not found on PATH", hint=hint)

@@ -42,6 +42,11 @@ def test_a_program_that_is_missing_is_named_and_a_missing_folder_is_not_blamed_o
     monkeypatch.setenv("PATH", f"{tmp_path}/closed", prepend=":")
     with pytest.raises(CommandMissingError, match="no-such-program: not found on PATH"):
         programs.run(["no-such-program"])
+    monkeypatch.setenv("PATH", str(tmp_path / "closed"))
+    with pytest.raises(CommandMissingError, match="ssh: not found on PATH") as refused:
+        programs.run(["ssh", "login", "true"])
+    assert "on the login host of the site" in (refused.value.hint or "")
+    monkeypatch.undo()
     with pytest.raises(FileNotFoundError, match="nowhere"):
         programs.run(["true"], cwd=str(tmp_path / "nowhere"))
 
