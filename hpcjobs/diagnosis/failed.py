@@ -330,13 +330,12 @@ def _conclude(
     if facts.out_of_memory is not None:
         return _at_step(facts, STATES["OUT_OF_MEMORY"], None)
     error = best if best is not None and best.rule.kind is Kind.ERROR else None
-    own = error if error is not None and _is_of(error, failure) else None
-    if signal in SIGNALS and own is not None and own.raised and not own.is_early:
+    own = error if error is not None and _is_of(error, failure) and not error.is_early else None
+    if signal in _CRASHES and own is not None and own.raised:
         return _by_rule(own._replace(is_doubtful=True))  # often a crash at the exit follows an exception
     if signal in SIGNALS and not (signal == _ENDED_BY_OTHERS and error):
-        end = SIGNALS[signal]
-        end = end._replace(certain=end.certain and not (own is not None and own.raised))
-        return _Conclusion(end, own, line=find_crash_report(lines, failure.rank, signal) if failure else None)
+        report = find_crash_report(lines, failure.rank, signal) if failure is not None else None
+        return _Conclusion(SIGNALS[signal], own, line=report)
     code = failure.exit_code if failure is not None and failure.exit_code is not None else facts.exit_code
     # Only for the bundled trainers: other programs use these numbers for other errors.
     trainer_codes = TRAINER_EXIT_CODES if facts.bundled_trainer else {}
@@ -437,5 +436,5 @@ def _evidence(facts: JobFacts, failure: Failure | None, best: Match | None, line
         yield Evidence(failure.source, f"first failure:{who}{host}" + (f", {end}" if end else ""))
     if line is not None:
         yield Evidence(f"{line.file}, line {line.number}", line.text.strip())
-    elif best is not None:
+    elif best is not None and not best.is_early:  # an error that the program survived is no evidence
         yield Evidence(f"{best.line.file}, line {best.line.number}", best.line.text.strip())

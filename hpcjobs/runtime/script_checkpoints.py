@@ -240,8 +240,9 @@ class StateWriter(BackgroundWriter):
             if name == NAN:
                 draft.discard()
                 raise nan_error(f"{tensor} of rank {rank}")
-        shutil.rmtree(sums)
-        return draft.complete({f"{RANKS}/{name}": (size, crc) for name, size, crc in lines})
+        place = draft.complete({f"{RANKS}/{name}": (size, crc) for name, size, crc in lines})
+        shutil.rmtree(place / SUMS, ignore_errors=True)  # not before: if this fails, the next try needs them
+        return place
 
     def _find_later_part(self, rank: int, step: int) -> int | None:
         """A later step of which `rank` has written its part: of an earlier one it will write none any more."""

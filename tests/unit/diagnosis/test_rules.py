@@ -181,6 +181,13 @@ def test_a_log_that_is_a_pipe_is_an_error_and_is_not_waited_for(here: Path) -> N
     assert "no regular file" in answer.err
 
 
+def test_an_error_that_the_program_survived_is_no_evidence_of_the_signal_that_killed_it() -> None:
+    survived = ("Traceback (most recent call last):", '  File "a.py", line 1', "KeyError: 'x'", "step 1", "step 2")
+    diagnosis = explain(*survived, "Killed")
+    assert diagnosis.cause == "killed"
+    assert not [fact for fact in diagnosis.evidence if "KeyError" in fact.text]
+
+
 def test_the_end_of_a_large_log_is_read_with_the_numbers_of_its_lines(here: Path) -> None:
     Path("large.log").write_text("step 1\n" * 2_000_000 + "2: ValueError: end\n")
     line = ok("why", "--log", "large.log", "--json").json["line"]

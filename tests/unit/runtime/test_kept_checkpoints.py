@@ -374,3 +374,36 @@ def test_a_run_that_was_killed_before_latest_was_turned_turns_it_when_it_is_star
     again = run_script(tmp_path, KILLED_AT_LINK)
     assert again.returncode == 0, again.stderr
     assert (folder / "latest").readlink().name == "step-00000002"
+
+
+FAILS_ONCE = """
+import errno
+import hpcjobs.runtime
+from hpcjobs.runtime import checkpoints, run as runs, script_checkpoints
+
+script_checkpoints.SHARDS_WAIT_S, runs.LAST_SAVE_S = 2.0, 10.0
+complete, failures = checkpoints.Draft.complete, [OSError(errno.ENOSPC, "No space left on device")]
+
+def fail_once(draft, sums):
+    if draft.meta.step == 2 and failures:
+        raise failures.pop()
+    return complete(draft, sums)
+
+checkpoints.Draft.complete = fail_once
+run = hpcjobs.runtime.start(run_dir="folder")
+for step in (1, 2):
+    run.log(step, loss=1.0)
+    run.save(step, {"step": step}, sharded=True)
+run.finish()
+"""
+
+
+def test_the_parts_of_the_other_ranks_are_still_there_when_a_sharded_checkpoint_is_completed_again(
+    tmp_path: Path,
+) -> None:
+    ended = run_script(tmp_path, FAILS_ONCE, ranks=2, MASTER_PORT="29500", MASTER_ADDR="127.0.0.1")
+    assert ended.returncode == 0, ended.stderr
+    assert "not written: No space left on device" in ended.stderr
+    newest = (tmp_path / "folder" / "checkpoints" / "latest").resolve()
+    assert (newest.name, checkpoints.damage(newest)) == ("step-00000002", None)
+    assert sorted(path.name for path in newest.iterdir()) == ["manifest.json", "ranks"]
