@@ -88,8 +88,8 @@ class Analysis(NamedTuple):
 
     @property
     def can_exclude(self) -> bool:
-        """Whether a law that is not in `possible` is excluded: each size has runs enough to tell."""
-        return all(group.runs > 1 for group in self.groups)
+        """Whether a law that is not in `possible` is excluded: each size has runs enough to tell, and they scatter."""
+        return all(group.runs > 1 for group in self.groups) and self.by_size.mean(0).low is not None
 
 
 def analyse(runs: pl.DataFrame, *, target: float = 0.8, allow_mixed: bool = False) -> Analysis:

@@ -26,12 +26,13 @@ from hpcjobs.site.library import load_site
 from hpcjobs.site.partition import describe_nodes
 from hpcjobs.units import format_number, human_duration, number_style
 
-TABLE_NOTE: Final = (
-    "Throughput is work over the time of the steps, without evaluations, checkpoints and the first two steps: the"
-    " geometric mean of the runs, with its 95 % interval, for which the scatter of all sizes counts. Times and shares"
-    " are medians of the runs. Compute, exposed communication (waiting for other ranks) and data wait (waiting for a"
-    " batch) are shares of a step; checkpoint is its time relative to that of the steps. ~: modelled with the watts"
-    " of the site."
+_MEAN_NOTE: Final = (
+    "the geometric mean of the runs, with its 95 % interval, for which the scatter of all sizes counts. Times and"
+    " shares are medians of the runs."
+)
+_STEP_NOTE: Final = (
+    " Compute, exposed communication (waiting for other ranks) and data wait (waiting for a batch) are shares of a"
+    " step; checkpoint is its time relative to that of the steps."
 )
 CAPTIONS: Final = {
     "speedup": "Speed-up relative to the smallest size. Dashed: laws that the runs exclude.",
@@ -202,7 +203,7 @@ def write(
     title = f"Scaling study {study.name}"
     html, markdown = folder / "index.html", folder / "report.md"
     of_series = [] if matrix is None else ["series"]
-    note = TABLE_NOTE if matrix is None else MATRIX_NOTE
+    note = _note(study, next(iter(series.values()))) if matrix is None else MATRIX_NOTE
     tables = {"Sizes": PageTable(headers, rows, note), "Fits": PageTable([*of_series, *_FIT_HEADERS], fits, FIT_NOTE)}
     tables |= {f"Comparison with {name}": PageTable(table[0], table[1:]) for name, table in comparisons}
     listed = run_rows(runs)
@@ -230,6 +231,19 @@ def write(
     save_csv(folder / "runs.csv", runs)
     save_parquet(folder / "runs.parquet", runs)
     return [html, markdown, folder / "runs.csv", folder / "runs.parquet", *written]
+
+
+def _note(study: Study, analysis: Analysis) -> str:
+    """What the figures in the table of sizes are."""
+    if analysis.unit in WHOLE_JOBS:
+        what, of_steps = "Throughput is of whole jobs", ""
+    elif study.metric:
+        what, of_steps = f"{analysis.unit or 'Throughput'} is the figure of merit in the program's log", ""
+    else:
+        what = "Throughput is work over the time of the steps, without evaluations, checkpoints and the first two steps"
+        of_steps = _STEP_NOTE
+    modelled = any((group.energy_source or "measured") != "measured" for group in analysis.groups)
+    return f"{what}: {_MEAN_NOTE}{of_steps}{' ~: modelled with the watts of the site.' if modelled else ''}"
 
 
 def _lead(study: Study) -> str:

@@ -131,3 +131,11 @@ def test_a_legend_is_no_wider_than_its_picture(labels: list[str]) -> None:
     box = figure.legends[0].get_window_extent()
     assert (box.x0 >= 0, box.x1 <= figure.bbox.width, box.y0 >= 0) == (True, True, True)
     assert "".join(text.get_text() for text in figure.legends[0].get_texts()).replace("\n", " ") == "".join(labels)
+
+
+def test_laws_of_runs_that_do_not_scatter_are_not_drawn_as_excluded() -> None:
+    alike = runs({1: 100.0, 2: 200.0, 4: 400.0}).with_columns(throughput=pl.col("nodes") * 100.0)
+    axes = plots.figures(analyse(alike), alike)["speedup"].axes[0]
+    labels = axes.get_legend_handles_labels()[1]
+    assert "Amdahl" in labels
+    assert not [label for label in labels if "excluded" in label]
