@@ -235,6 +235,8 @@ def _correct(entry: Entry, record: JobRecord) -> JobRecord:
     # Records of two different starts: they cannot correct each other.
     if abs(own.started - record.started) > CLOCK_TOLERANCE_S:
         return record
+    if own.exit_code is not None and own.exit_code >= 128 and record.exit_code == own.exit_code - 128:
+        record = msgspec.structs.replace(record, exit_code=own.exit_code)  # sacct prints codes above 127 without 128
     # Shortly after the end, the accounting may list the first node alone.
     hosts = set(hosts_of(own.node_list or ""))
     if set(hosts_of(record.node_list or "")) < hosts:

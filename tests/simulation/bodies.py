@@ -31,6 +31,8 @@ class Work:
     """Exit code at the end of a plain job; of one with retries, once, at `fails_at`."""
     fails_at: int | None = None
     fails_always: bool = False
+    saves: bool = True
+    """Else it never saves anything, and goes on when it is told to."""
     on_term: str = "save"
     """``save``: it saves and leaves; ``die``; ``ignore``: until SIGKILL."""
     save_s: float = 3.0
@@ -104,7 +106,10 @@ def plain(world: World, work: Work, attempt: Attempt) -> int:
             if work.on_term == "ignore":
                 kill_recorded = world.now + 26.0
             else:
-                world.sleep(work.save_s)
+                world.sleep(min(work.save_s, 26.0))
+                if work.save_s > 26.0:  # job.sh does not wait for it, as SIGKILL follows
+                    write_state(world, attempt, folder, "CANCELLED", 143, started)
+                    world.sleep(work.save_s - 26.0)
                 run.ended, run.code = world.now, 143
                 write_state(world, attempt, folder, "CANCELLED", 143, started)
                 return 143
@@ -158,18 +163,20 @@ def _steps(world: World, work: Work, attempt: Attempt, control: str) -> int:
         return code
 
     def save() -> bool:
+        if not work.saves:
+            return True
         put(world, f"{control}/steps", f"{run.last_step}\n", tries=1)
         return put(world, f"{control}/progress", f"{run.last_step}\n", tries=3)
 
     put(world, f"{control}/started/{attempt.nodes[0]}", "")
     while run.last_step < work.steps:
         signals = world.wait_signals(work.step_s)
-        if USR1 in signals or (TERM in signals and work.on_term == "save"):
+        if work.saves and (USR1 in signals or (TERM in signals and work.on_term == "save")):
             world.sleep(work.save_s)
             if save() and put(world, f"{control}/requeue", f"{run.last_step}\n", tries=3):
                 return leave(85)
             return leave(1)
-        if TERM in signals and work.on_term == "die":
+        if TERM in signals and (work.on_term == "die" or not work.saves):
             return leave(143)
         run.last_step += 1
         if work.fails_at == run.last_step and (work.fails_always or attempt.job.id not in work.failed_once):

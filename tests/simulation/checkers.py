@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tarfile
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from hpcjobs.run import index
 from hpcjobs.run.job_files import read_attempts
 
 if TYPE_CHECKING:
-    from life import Life, Submission
+    from life import Life, Submission, Wait
 
     from hpcjobs.scheduler.base import JobRecord
 
@@ -36,6 +37,7 @@ def check_end(life: Life) -> None:
         check_once(life, one)
         check_known(life, one)
         check_cancelled(life, one)
+        check_strangers(life, one)
         check_waits(life, one)
         check_attempts(life, one)
     check_states(life)
@@ -48,8 +50,8 @@ def check_once(life: Life, one: Submission) -> None:
     roots = {job.root: job for job in jobs}
     # Jobs that continue another one are submitted by the job itself.
     originals = [job for job in roots.values() if "--dependency=afterany" not in job.submit_line]
-    cancelled_copies = [job for job in originals[1:] if job.state == "CANCELLED"]
-    alive = [job for job in originals if job not in cancelled_copies]
+    cancelled_copies = [job for job in originals[1:] if job.state == "CANCELLED" or _is_late_copy(life, job)]
+    alive = [job for job in originals if job not in cancelled_copies and job.state != "LOST"]
     if life.has_forgotten:
         return  # a controller that lost its state knows none of its jobs: nobody can tell
     if one.outcome == "accepted":
@@ -68,6 +70,18 @@ def check_once(life: Life, one: Submission) -> None:
     is_misled = any(name.startswith(("submit", "job")) for name in life.world.misled)
     if len(alive) > 1 and not is_misled and not (_keeps_no_trace(life) and _was_forgotten(life, alive)):
         life.errors.append(f"{one.plan.run_dir}: submitted {len(alive)} times: jobs {[job.root for job in alive]}")
+
+
+def _is_late_copy(life: Life, job: Job) -> bool:
+    """slurmctld took a request up after that which was sent in its place; it may end before it is cancelled."""
+    is_late = any(fault.detail.startswith("late2") for fault in life.world.injected)
+    return is_late and (job.cancelled_at is not None or (bool(job.ends) and job.ends[0][0] - job.submit < 10.0))
+
+
+def _has_late_copy(life: Life, run_dir: str) -> bool:
+    """Two jobs were at work in the run folder for a moment."""
+    jobs = jobs_of(life, run_dir)
+    return any(job.root != jobs[0].root and _is_late_copy(life, job) for job in jobs)
 
 
 def _keeps_no_trace(life: Life) -> bool:
@@ -131,7 +145,7 @@ def check_shown(life: Life, who: str, rows: list[tuple[str | None, JobRecord]]) 
             continue
         task = record.job_id.partition("_")[2]
         jobs = [job for job in jobs_of(life, run_dir) if not task or str(job.task) == task]
-        if not jobs or jobs[-1].number not in slurm.jobs:
+        if not jobs or slurm.jobs.get(jobs[-1].number) is not jobs[-1]:
             continue
         job = jobs[-1]
         attempt, put_back_at, began = job.attempt, job.put_back_at, process.started
@@ -165,6 +179,41 @@ def check_cancelled(life: Life, one: Submission) -> None:
                 life.errors.append(f"{folder}: cancelled, and job {job.id} started again")
 
 
+def _is_undisturbed(life: Life) -> bool:
+    """No file could not be written, and no clock was wrong."""
+    kinds = {fault.kind for fault in life.world.injected}
+    return (
+        not kinds & {"file", "write", "record", "append"}
+        and not life.world.skews
+        and not any(fault.detail in ("full", "power", "jump+", "jump-") for fault in life.world.injected)
+    )
+
+
+def check_strangers(life: Life, one: Submission) -> None:
+    """Nobody's job is cancelled because another one had, or has, its id."""
+    if one.is_cancelling or one.token is not None or life.has_forgotten:
+        return
+    jobs = jobs_of(life, one.plan.run_dir.as_posix())
+    for job in jobs if len({job.root for job in jobs}) == 1 else []:
+        if job.cancelled_at is not None:
+            life.errors.append(f"{one.plan.run_dir}: nobody cancelled job {job.id}, and it was")
+
+
+def check_archive(life: Life, run_dir: str, path: Path) -> None:
+    """An archive that was written is of a job that had ended, and complete."""
+    for job in jobs_of(life, run_dir):
+        if not job.has_ended and job.state != "LOST":
+            life.errors.append(f"{run_dir}: archived, and job {job.id} is {job.shown_state}")
+    with tarfile.open(path) as tar:
+        members = {member.name: member.size for member in tar if member.isfile()}
+    for folder, _, files in os.walk(run_dir):
+        for name in files:
+            file = Path(folder, name)
+            member = str(Path(Path(run_dir).name, file.relative_to(run_dir)))
+            if members.get(member) != file.stat().st_size:
+                life.errors.append(f"{run_dir}: {member} is not complete in the archive")
+
+
 def check_waits(life: Life, one: Submission) -> None:
     """`wait` ends, once the world is quiet, with the job's code."""
     for this in one.waits:
@@ -181,15 +230,27 @@ def check_waits(life: Life, one: Submission) -> None:
         is_certain = not is_unknown and not (is_signalled and life.settings.accounting in ("absent", "lossy"))
         if states == {"COMPLETED"} and this.code != 0 and not one.requeued and is_certain:
             life.errors.append(f"{one.plan.run_dir}: wait ends with {this.code}, and the job completed")
+        _check_code(life, one, this, is_certain=is_certain)
         if this.code == 0 and not states & {"COMPLETED"} and not life.works[this.known[0].entry.run_dir].completed:
             life.errors.append(f"{one.plan.run_dir}: wait ends with 0, and the job ended as {sorted(states)}")
+
+
+def _check_code(life: Life, one: Submission, this: Wait, *, is_certain: bool) -> None:
+    """Of a plain job that failed by itself, `wait` ends with the code of its program."""
+    assert this.known is not None
+    jobs = jobs_of(life, this.known[0].entry.run_dir)
+    if one.array or one.requeued or not is_certain or len(jobs) != 1 or jobs[0].state != "FAILED":
+        return
+    code = jobs[0].attempts[-1].code
+    if this.code != code:
+        life.errors.append(f"{one.plan.run_dir}: wait ends with {this.code}, and the job failed with {code}")
 
 
 def check_attempts(life: Life, one: Submission) -> None:
     """Budgets hold, attempts do not overlap, each work is completed once."""
     for folder in folders_of(life, one):
         work = life.works[folder]
-        if not work.retries:
+        if not work.retries or _has_late_copy(life, folder):
             continue
         for job_id in {run.attempt.job.id for run in work.runs} if one.array else [""]:
             _check_attempts(life, one, folder, job_id)
@@ -217,6 +278,9 @@ def _check_attempts(life: Life, one: Submission, folder: str, job_id: str) -> No
         spent = sum(line.cause == cause and line.decision.startswith(("requeued", "resubmitted")) for line in lines)
         if spent > budget:
             life.errors.append(f"{folder}: {spent} attempts after {cause}, and the budget is {budget}")
+    idle = [line for first, line in pairwise(lines) if line.cause == first.cause == "timeout" and line.saved == 0]
+    if len(idle) > 1 and not one.requeued:
+        life.errors.append(f"{folder}: {len(idle) + 1} complete time limits, and nothing was saved")
     failed = sum(run.code == work.code and run.code != 0 for run in runs if run.code is not None)
     if work.fails_always and failed > 1 + max(BUDGET["error"], BUDGET["node"]) + len(one.requeued):
         life.errors.append(f"{folder}: {failed} attempts failed, more than the budget allows")
@@ -235,6 +299,8 @@ def check_states(life: Life) -> None:
             continue  # with the reason that Slurm does not answer
         by_task.setdefault((run_dir, record.job_id), []).append((when, who, record.state.value, record.source))
     for (run_dir, job_id), rows in by_task.items():
+        if _has_late_copy(life, run_dir):
+            continue
         submission = next((s for s in life.submissions if run_dir in folders_of(life, s)), None)
         starts = [a.started for job in jobs_of(life, run_dir) for a in job.attempts]
         final: tuple[float, str, str] | None = None
@@ -274,9 +340,19 @@ def _check_last(life: Life, run_dir: str, job_id: str, last: tuple[float, str, s
     _, who, state, source = last
     task = job_id.partition("_")[2]
     jobs = [job for job in jobs_of(life, run_dir) if not task or str(job.task) == task]
-    if not jobs or "[" in job_id:
+    if not jobs or "[" in job_id or _has_late_copy(life, run_dir):
         return
     truth = next((job for job in reversed(jobs) if job.attempts), jobs[-1])
+    one = next(s for s in life.submissions if run_dir in folders_of(life, s))
+    if (
+        not one.array
+        and state == "UNKNOWN"
+        and truth.state == "CANCELLED"
+        and one.cancelled is not None
+        and life.settings.accounting != "lossy"
+        and _is_undisturbed(life)
+    ):
+        life.errors.append(f"{run_dir}: job {job_id} was cancelled by a command that said so, and is UNKNOWN")
     if truth.state == "LOST":
         if source in ("squeue", "scontrol") or (source == "sacct" and state in ENDED):
             life.errors.append(
@@ -296,7 +372,9 @@ def _check_last(life: Life, run_dir: str, job_id: str, last: tuple[float, str, s
         life.errors.append(f"{run_dir}: job {job_id} is shown as {state} (sacct), and ended as {truth.state}")
     # On a full disk the end of an earlier start is not written, and a later record is not known for the job's.
     wrote_all = not any(f"job {job_id}." in line and "state.json cannot" in line for line in life.world.trace)
-    if state == "UNKNOWN" and life.settings.accounting == "prompt" and wrote_all:
+    # A requeue moves the submit time, and without its command nothing tells whose record it is.
+    is_known = truth.put_back_at is None or life.settings.keeps_commands
+    if state == "UNKNOWN" and life.settings.accounting == "prompt" and wrote_all and is_known:
         life.errors.append(f"{run_dir}: job {job_id} is UNKNOWN to {who}, and the accounting has {truth.state}")
 
 

@@ -25,7 +25,7 @@ from world import EPOCH_S, Fault, World
 from hpcjobs.errors import HpcJobsError, SchedulerDownError
 from hpcjobs.job.models import JobSpec, Plan
 from hpcjobs.job.plan import plan
-from hpcjobs.run import archive, control, listing, select, status, wait
+from hpcjobs.run import archive, control, listing, rerun, select, status, wait
 from hpcjobs.run.handle import JobHandle
 from hpcjobs.run.index import Entry
 from hpcjobs.run.submit import submit
@@ -62,6 +62,8 @@ class Submission:
     """``accepted``, ``refused``, ``unknown`` (may have been taken), ``killed``, ``interrupted``."""
     entry: Entry | None = None
     cancelled: float | None = None
+    is_cancelling: bool = False
+    """Somebody tried to, whatever became of it."""
     requeued: list[float] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
 
@@ -105,7 +107,7 @@ def plan_for(kind: str, run_dir: Path, *, array: str | None = None) -> Plan:
         run_dir=run_dir,
         script=made.script.replace(str(made.run_dir), str(run_dir)),
         command=tuple(token.replace(str(made.run_dir), str(run_dir)) for token in made.command),
-        job=made.job,
+        job=msgspec.structs.replace(made.job, run_root=str(run_dir.parent)),
     )
 
 
@@ -120,12 +122,23 @@ ANSWERS = (
     "slow20",
     "slow70",
     "late15",
-    "late3",
+    "late20",
+    "late24",
+    "forgotten",
+    "forgotten",
 )
+REPEATS = (
+    *("lost_before", "lost_after", "lost_after", "killed_after", "slow20", "kill_after", "kill_after", "lost_down"),
+)
+"""What becomes of a job's own request to start again."""
 QUESTIONS = ("lost_before", "lost_after", "killed_after", "empty", "garbage", "cut", "slow20", "slow70")
 DEATHS = ("kill", "kill", "kill_after", "INT", "TERM", "HUP")
 FILE_ERRORS = ("ENOSPC", "EIO", "EDQUOT", "ESTALE", "EACCES", "kill", "kill", "TERM", "INT")
-EVENTS = ("node", "ghost", "preempt", "restart", "dbd", "forget", "jump+", "jump-", "full")
+RECORDS = ("ENOSPC", "EIO", "EDQUOT", "ESTALE", "EACCES", "kill", "TERM", "INT", "HUP")
+EVENTS = (
+    *("node", "ghost", "ghost", "preempt", "restart", "restart", "dbd", "forget", "jump+", "jump-", "full"),
+    *("power", "skew", "skew"),
+)
 
 
 def draw_faults(seed: int) -> tuple[Fault, ...]:
@@ -136,10 +149,19 @@ def draw_faults(seed: int) -> tuple[Fault, ...]:
     faults = []
     for _ in range(1 + int(draw.expovariate(0.6))):
         kind = draw.choice(
-            ("sbatch", "sbatch", "sbatch", "program", "program", "file", "file", "write", "event", "event")
+            (
+                *("sbatch", "sbatch", "sbatch", "program", "program", "file", "file", "write", "event", "event"),
+                *("event", "resubmit", "requeue", "record", "record", "append"),
+            )
         )
         if kind == "sbatch":
             faults.append(Fault(kind, draw.randrange(4), draw.choice(ANSWERS + DEATHS)))
+        elif kind in ("resubmit", "requeue"):
+            faults.append(Fault(kind, draw.randrange(3), draw.choice(REPEATS)))
+        elif kind == "record":
+            faults.append(Fault(kind, draw.randrange(10), draw.choice(RECORDS)))
+        elif kind == "append":
+            faults.append(Fault(kind, draw.randrange(8), draw.choice(("ENOSPC", "EIO", "torn", "torn", "short"))))
         elif kind == "program":
             faults.append(Fault(kind, draw.randrange(60), draw.choice(QUESTIONS + QUESTIONS + DEATHS)))
         elif kind == "file":
@@ -147,7 +169,8 @@ def draw_faults(seed: int) -> tuple[Fault, ...]:
         elif kind == "write":
             faults.append(Fault(kind, draw.randrange(60), draw.choice(("ENOSPC", "EIO", "torn", "short"))))
         else:
-            faults.append(Fault(kind, int(draw.uniform(1, BUSY_S)), draw.choice(EVENTS)))
+            at = draw.choice((draw.uniform(1, BUSY_S), draw.uniform(1, 600), draw.uniform(1200, 3600)))
+            faults.append(Fault(kind, int(at), draw.choice(EVENTS)))
     return tuple(faults)
 
 
@@ -174,6 +197,7 @@ class Life:
         self.pruned: set[str] = set()
         self.slurm = Slurm(world, self.settings, bodies.body_of(world, self.works, self.arguments))
         self.has_forgotten = False
+        self.files: seams.Files
 
     # --- what users do
 
@@ -265,6 +289,7 @@ class Life:
 
     def cancel(self, one: Submission) -> None:
         entry = self.entry_of(one)
+        one.is_cancelling = True
         outcome = control.cancel([entry])
         if outcome.cancelled:
             one.cancelled = self.world.now
@@ -275,6 +300,18 @@ class Life:
         if verb == "requeue":
             one.requeued.append(self.world.now)  # of an array, some tasks may be, and others refused
         control.control(verb, [entry])
+
+    def rerun(self, one: Submission) -> None:
+        again = rerun.plan_rerun(self.entry_of(one), JobSpec(), made_by="a test").plan
+        self._know(again.run_dir, one.work, one.kind)
+        copy = Submission(self.works[str(again.run_dir)], again, one.array, one.kind)
+        self.submissions.append(copy)
+        self.submit(copy)
+
+    def archive(self, one: Submission) -> None:
+        entry = self.entry_of(one)
+        target = self.home / f"{one.plan.run_dir.name}.tar"
+        checkers.check_archive(self, entry.run_dir, archive.archive(entry, target).path)
 
     def prune(self, age_s: float) -> None:
         choice = archive.select_old(age_s=age_s)
@@ -298,11 +335,12 @@ class Life:
             work = bodies.Work(
                 str(run_dir),
                 retries=kind.startswith("retries"),
-                steps=draw.choice((1, 10, 40, 100)),
-                step_s=draw.choice((0.5, 20.0, 60.0)),
+                steps=draw.choice((1, 10, 40, 86, 100)),
+                step_s=draw.choice((0.5, 20.0, 20.0, 60.0)),
                 code=draw.choice((1, 3, 137)) if fails else 0,
                 fails_at=draw.randrange(1, 12) if fails and kind.startswith("retries") else None,
                 fails_always=draw.random() < 0.3,
+                saves=draw.random() < 0.85,
                 on_term=draw.choice(("save", "save", "die", "ignore")),
                 save_s=draw.choice((1.0, 8.0, 60.0)),
             )
@@ -349,13 +387,33 @@ class Life:
             if verb == "hold":
                 self.user(f"release {number}", lambda: self.control("release", one), delay_s=after + 100)
 
+        if draw.random() < 0.25:
+            self.user(f"story {number}", lambda: self._story(one), delay_s=at + 3.0)
+        if draw.random() < 0.1:
+            self.user(f"rerun {number}", lambda: self.rerun(one), delay_s=at + draw.choice((30.0, 3000.0)))
+        if draw.random() < 0.1:
+            self.user(f"archive {number}", lambda: self.archive(one), delay_s=at + draw.uniform(10, BUSY_S / 2))
+
+    def _story(self, one: Submission) -> None:
+        """Somebody waits for the end of a job, has it done again, and looks, waits or tidies up at once."""
+        draw = self.world.random
+        self.wait(one)
+        self.world.sleep(draw.choice((1.0, 100.0, 400.0, 2000.0)))
+        self.control("requeue", one)
+        self.world.sleep(draw.choice((1.0, 60.0, 130.0, 200.0, 800.0)))
+        draw.choice((self.look, lambda: self.wait(one), lambda: self.prune(0.0)))()
+
     def _happen(self, fault: Fault) -> None:
         slurm, draw = self.slurm, self.world.random
         self.world.injected.append(fault)
         if fault.detail in ("node", "ghost"):
             busy = [name for job in slurm.jobs.values() if job.attempt is not None for name in job.attempt.nodes]
             name = draw.choice(busy or slurm.names)
-            slurm.fail_node(name, back_after_s=600.0, ghost_s=0.0 if fault.detail == "node" else draw.uniform(5, 200))
+            slurm.fail_node(
+                name,
+                back_after_s=600.0,
+                ghost_s=0.0 if fault.detail == "node" else draw.choice((50.0, 200.0, 2000.0)) * draw.random(),
+            )
         elif fault.detail == "preempt":
             slurm.preempt()
         elif fault.detail in ("restart", "forget"):
@@ -364,6 +422,11 @@ class Life:
         elif fault.detail == "full":
             self.world.full_until = self.world.now + draw.choice((60.0, 1800.0, 9000.0))
             self.world.log(f"the disk is full until {self.world.full_until - EPOCH_S:.0f}")
+        elif fault.detail == "power":
+            self.files.cut_power(draw.choice(("login1", "login1", "login2")))
+        elif fault.detail == "skew":
+            self.world.skews[draw.choice(("login1", "login2", *slurm.names))] = draw.uniform(-120, 120)
+            self.world.log(f"clocks of hosts: {self.world.skews}")
         elif fault.detail == "dbd":
             slurm.lose_accounting(away_s=draw.choice((30.0, 3000.0)))
         else:
@@ -374,6 +437,7 @@ class Life:
         """No fault happens any more; held jobs are released; then somebody looks at everything, twice."""
         world = self.world
         world.faults.clear()
+        world.skews.clear()
         world.skew = world.full_until = 0.0
         for job in list(self.slurm.jobs.values()):
             if job.held:
@@ -395,7 +459,7 @@ def run(schedule: Schedule, place: Path) -> Life:
     life = Life(schedule, home)
     start_script = bodies.start_script(life.world, lambda: _job_of_current(life))
     with (
-        seams.inside(life.world, life.slurm, home, start_script=start_script),
+        seams.inside(life.world, life.slurm, home, start_script=start_script) as life.files,
         patch.object(os, "getcwd", lambda: str(home)),
     ):
         try:

@@ -7,6 +7,7 @@ replaced by name.
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import shutil
 import signal
@@ -27,7 +28,7 @@ from world import Killed, World, file_error
 from hpcjobs.node import step, supervisor
 from hpcjobs.processes import deferred, programs, start
 from hpcjobs.processes.start import Result
-from hpcjobs.run import folder, submission, submit
+from hpcjobs.run import folder, rerun, submission, submit
 from hpcjobs.scheduler.slurm.client import SlurmScheduler
 from hpcjobs.site.machine import cluster_name
 
@@ -42,7 +43,35 @@ class Files:
 
     def __init__(self, world: World, root: str) -> None:
         self.world, self.root = world, root + "/"
-        self.lost_fds: set[int] = set()
+        self._unsynced: dict[str, tuple[str, float, int]] = {}
+        """Path -> the host that wrote, when, and how large the file was before."""
+
+    def note_write(self, path: str, flags: int) -> None:
+        process = self.world.current
+        if process is not None:
+            before = os.stat(path).st_size if flags & os.O_APPEND and os.path.exists(path) else 0
+            self._unsynced[path] = (process.host, self.world.now, before)
+
+    def note_rename(self, source: str, target: str) -> None:
+        self._unsynced.pop(target, None)
+        if (written := self._unsynced.pop(source, None)) is not None:
+            self._unsynced[target] = (*written[:2], 0)
+
+    def note_sync(self, descriptor: int) -> None:
+        self._unsynced.pop(os.readlink(f"/proc/self/fd/{descriptor}"), None)
+
+    def cut_power(self, host: str) -> None:
+        """The processes of a host end, and what they wrote within half a minute and never synced is gone."""
+        world = self.world
+        world.log(f"{host} loses power")
+        for process in world.processes:
+            if process.host == host:
+                world.disturbed.add(process.pid)
+                world.kill(process)
+        for path, (writer, when, before) in self._unsynced.items():
+            if writer == host and world.now - when < 30.0 and os.path.isfile(path) and before < os.stat(path).st_size:
+                world.log(f"unsynced: {path.removeprefix(self.root)}")
+                os.truncate(path, before)
 
     def before(self, path: object, *, creates: bool) -> None:
         """Called before each change below the folder."""
@@ -51,6 +80,8 @@ class Files:
             return
         detail = world.point("file")
         process = world.current
+        if process.has_submitted:
+            detail = world.point("record") or detail
         if detail is None and world.now < world.full_until and creates:
             detail = "ENOSPC"
         if detail is not None and detail not in ("kill", "INT", "TERM", "HUP"):
@@ -95,6 +126,10 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
         return
     if isinstance(path, (str, os.PathLike)) and os.fspath(path).startswith(files.root):
         files.before(path, creates=event in ("open", "os.mkdir"))
+        if event == "open":
+            files.note_write(os.fspath(path), arguments[2])
+        elif event == "os.rename":
+            files.note_rename(os.fspath(path), os.fspath(arguments[1]))
 
 
 _is_hooked = False
@@ -147,7 +182,7 @@ class Programs:
         command = arguments[0]
         if command == "git":
             return Result(128, "", "fatal: not a git repository\n")
-        detail = world.point("sbatch" if command == "sbatch" and "--test-only" not in arguments else "program")
+        detail = world.point(_kind(process.name, arguments))
         if detail in ("kill", "INT", "TERM", "HUP"):
             _deliver(world, detail)
         world.sleep(0.05)
@@ -162,7 +197,10 @@ class Programs:
         if detail is not None and detail.startswith("slow"):
             world.sleep(float(detail[4:]))
         result = self.slurm.run(arguments, dict(env or {}))
+        process.has_submitted = process.has_submitted or (command == "sbatch" and result.code == 0)
         world.sleep(0.05)
+        if detail == "forgotten":  # it is killed before it has saved what it accepted
+            world.after(1.0 + 5.0 * world.random.random(), self.slurm.kill_unsaved)
         if detail == "lost_down":  # the controller dies once it has taken the request
             self.slurm.restart(away_s=400.0, keeps_state=True)
             world.sleep(10.0)
@@ -183,6 +221,13 @@ class Programs:
         if detail == "kill_after":
             world.kill(process)
         return result
+
+
+def _kind(name: str, argv: list[str]) -> str:
+    """The kind of a point at which a command is run: those that change something are few among the others."""
+    if argv[0] == "sbatch" and "--test-only" not in argv:
+        return "resubmit" if name.startswith("job") else "sbatch"
+    return "requeue" if argv[0] == "scontrol" and "requeue" in argv and name.startswith("job") else "program"
 
 
 class _Signals:
@@ -236,7 +281,7 @@ def _pack(package: str) -> bytes:
 @contextmanager
 def inside(
     world: World, slurm: Slurm, home: Path, *, start_script: Callable[..., Any] | None = None
-) -> Iterator[Programs]:
+) -> Iterator[Files]:
     """Within the block the package lives in ``world``, with ``home`` as the home of everybody."""
     global _active, _is_hooked
     if not _is_hooked:
@@ -251,7 +296,9 @@ def inside(
 
     def wall() -> float:
         process = world.current
-        return world.now + (world.skew if process is None or process.host != "n0" else 0.0)
+        if process is None:
+            return world.now
+        return world.now + (world.skew if process.host != "n0" else 0.0) + world.skews.get(process.host, 0.0)
 
     def pid() -> int:
         return _real_getpid() if world.current is None else world.current.pid
@@ -277,7 +324,7 @@ def inside(
         replace(source, target, **options)
 
     def write_or_fail(descriptor: int, data: Any) -> int:
-        if world.current is not None and (detail := world.point("write")) is not None:
+        if world.current is not None and (detail := world.point("append") or world.point("write")) is not None:
             if detail == "torn":
                 write(descriptor, bytes(data)[: len(data) // 2])
                 world.kill(world.current)
@@ -292,7 +339,7 @@ def inside(
             return _Failing(file, world)
         return file
 
-    defaults = SlurmScheduler.__init__.__kwdefaults__
+    defaults, reruns = SlurmScheduler.__init__.__kwdefaults__, itertools.count()
     from hpcjobs.node.slurm import Slurm as NodeSlurm
     from hpcjobs.run import wait as waiting
 
@@ -303,7 +350,7 @@ def inside(
         patch.object(time, "sleep", world.sleep),
         patch.object(os, "getpid", pid), patch.object(os, "uname", uname), patch.object(os, "environ", environ),
         patch.object(os, "urandom", lambda count: world.random.randbytes(count)),
-        patch.object(os, "getppid", lambda: 1), patch.object(os, "fsync", lambda descriptor: None),
+        patch.object(os, "getppid", lambda: 1), patch.object(os, "fsync", files.note_sync),
         patch.object(os, "replace", replace_in_time), patch.object(os, "write", write_or_fail),
         patch.object(os, "fdopen", fdopen),
         patch.object(socket, "gethostname", host),
@@ -312,10 +359,11 @@ def inside(
         patch.object(submission, "start_ticks", ticks), patch.object(folder, "pack", _pack),
         patch.object(folder, "shell_files", lambda script: {"job.bash": "# as shipped\n"}),
         patch.object(submission, "_numbers", _Numbers(world)),
-        patch.object(submit, "code_state", lambda path: None),
+        patch.object(submit, "code_state", lambda path: None), patch.object(rerun, "code_state", lambda path: None),
+        patch.object(rerun, "run_dir_of", lambda job: Path(job.run_root, f"{job.name}-rerun{next(reruns)}")),
         patch.dict(defaults, pause=world.sleep, clock=lambda: world.now),
         patch.dict(node_defaults, monotonic=lambda: world.now, wall=wall, sleep=world.sleep),
-        patch.object(waiting, "POLL_S", 30.0),
+        patch.object(waiting, "POLL_S", world.random.choice((30.0, 200.0))),
         patch.dict(watch_defaults, clock=lambda: world.now),
         patch.dict(wait_defaults, clock=lambda: world.now, pause=world.sleep),
         patch.object(supervisor, "SignalPipe", lambda *numbers: _Signals(world)),
@@ -333,7 +381,7 @@ def inside(
         warnings.simplefilter("always")
         warnings.showwarning = lambda message, *_: world.warnings.append(str(message))
         try:
-            yield run
+            yield files
         finally:
             try:
                 world.close()

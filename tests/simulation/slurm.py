@@ -21,6 +21,8 @@ Body = Callable[["Attempt"], int]
 """Runs one attempt of a job as a process of the world: its exit code."""
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "DEADLINE")
 USER, UID = "me", 1000
+UNSAVED_S = 10.0
+"""slurmctld saves its list of jobs so often."""
 
 
 @dataclass
@@ -342,7 +344,8 @@ class Slurm:
             for row in rows:
                 if row.job_id not in newest or row.submit >= newest[row.job_id].submit:
                     newest[row.job_id] = row
-            rows = [row for row in newest.values() if row.state != "REQUEUED"]
+            # Of tasks without a record of their own it is the array's, which has a newer one.
+            rows = [row for row in newest.values() if row.state != "REQUEUED" or "[" not in row.job_id]
         return "".join(separator.join(self._column(row, name) for name in columns) + "\n" for row in rows)
 
     def _array_rows(self) -> list[Row]:
@@ -518,7 +521,8 @@ class Slurm:
             raise Refused("Requested operation is presently disabled")
         if job.state == "PENDING" or (job.attempt is not None and job.attempt.cause == "REQUEUED"):
             raise Refused("Job is pending execution")
-        job.held, job.is_requeued_held = job.held or held, held
+        job.is_requeued_held = held or (job.held and job.is_requeued_held)
+        job.held = job.held or held
         if job.attempt is not None:
             self._terminate(job, "REQUEUED")
         else:
@@ -539,7 +543,7 @@ class Slurm:
             return
         busy = {name for job in self.jobs.values() for name in job.node_list if job.attempt is not None}
         blocked_until = float("inf")
-        for job in sorted(self.jobs.values(), key=lambda job: (job.root, job.task or 0)):
+        for job in sorted(self.jobs.values(), key=lambda job: (max(job.number, 0) or job.root, job.task or 0)):
             if job.state != "PENDING" or job.held or job.completing:
                 continue
             if job.begin > self.world.now:
@@ -713,7 +717,7 @@ class Slurm:
 
     def _put_back(self, job: Job) -> None:
         job.state, job.reason, job.restarts, job.completing = "PENDING", "BeginTime", job.restarts + 1, False
-        job.submit, job.begin = self.world.now, self.world.now + self.settings.requeue_delay_s
+        job.submit, job.begin = self.world.now, max(job.begin, self.world.now + self.settings.requeue_delay_s)
         job.put_back_at = self.world.now
         job.start = job.end = None
         job.node_list = []
@@ -812,6 +816,22 @@ class Slurm:
             self._schedule_soon()
 
         self.world.after(away_s, back)
+
+    def kill_unsaved(self) -> None:
+        """slurmctld is killed, and does not know what it accepted in the last seconds: it gives these ids again."""
+        self.restart(away_s=10.0, keeps_state=True)
+        since = self.world.now - UNSAVED_S
+        forgotten = {job.root for job in self.jobs.values() if job.first_submit > since}
+        for job in [job for job in self.jobs.values() if job.root in forgotten]:
+            del self.jobs[job.number]
+            self.world.log(f"job {job.id} is forgotten")
+            if job.attempt is not None:
+                self._kill(job.attempt)
+                job.attempt.ended, job.attempt.end_state, job.attempt = self.world.now, "LOST", None
+            if not job.has_ended:
+                job.state, job.completing = "LOST", False
+        if forgotten:
+            self.next_id = max(min(forgotten), *(max(job.number, job.root) + 1 for job in self.jobs.values()), 1)
 
     def lose_accounting(self, *, away_s: float) -> None:
         self.world.log("slurmdbd is away")

@@ -48,6 +48,8 @@ class Process:
         self.signals: list[int] = []
         self.handlers: dict[int, Any] = {}
         self.waits_for_signals = False
+        self.has_submitted = False
+        """A scheduler accepted a job of it: what it writes now is the record of that."""
         self.wake_number = 0
         self._world, self._main = world, main
         self.greenlet = greenlet.greenlet(self._run, parent=world.hub)
@@ -72,6 +74,8 @@ class World:
         self.now = EPOCH_S
         self.skew = 0.0
         """Of the clock that programs read as wall time: jumps of it do not move sleeping processes."""
+        self.skews: dict[str, float] = {}
+        """By how much the clocks of hosts are ahead."""
         self.hub = greenlet.getcurrent()
         self.current: Process | None = None
         self.processes: list[Process] = []

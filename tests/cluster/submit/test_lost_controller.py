@@ -133,14 +133,13 @@ def test_no_submission_is_lost_or_doubled_while_slurmctld_is_stopped_killed_and_
     when = {n: json.loads((job.run_dir / "submitted.json").read_text())["submitted"] for n, job in accepted.items()}
     # srun asks slurmctld before it starts the program, and gives up after MessageTimeout.
     unstarted = {n for n in accepted if not runs[n] and "srun: error: Unable to" in accepted[n].log}
-    lost = [n for n in accepted if not runs[n] and n not in unstarted]
-    print(f"{len(accepted)} of {COUNT} accepted, {sum(runs.values())} ran; {Counter(deed.kind for deed in deeds)}")
-    print(
-        f"{len(unstarted)} failed as srun had no answer; {len(lost)} lost by slurmctld, killed before it saved its list"
-    )
-    print(f"{len(held)} put back and held")
-    print(Counter(answer.err.strip()[-200:] for answer in answers if answer.code != 0))
     states = {row["run_dir"]: row["record"]["state"] for row in cluster.rows("-a")}
+    withheld = {n for n, job in accepted.items() if job.id in held and states[str(job.run_dir)] == "CANCELLED"}
+    lost = [n for n in accepted if not runs[n] and n not in unstarted | withheld]
+    print(f"{len(accepted)} of {COUNT} accepted, {sum(runs.values())} ran; {Counter(deed.kind for deed in deeds)}")
+    print(f"{len(unstarted)} failed as srun had no answer; {len(lost)} lost by slurmctld, killed before it saved them")
+    print(f"{len(held)} put back and held, as no node could start them: {len(withheld - runs.keys())} never began")
+    print(Counter(answer.err.strip()[-200:] for answer in answers if answer.code != 0))
     assert [n for n, count in runs.items() if count > 1] == []
     for n in lost:
         near = [(d.kind, round(d.began - when[n], 1), round(d.ended - when[n], 1)) for d in deeds]

@@ -166,3 +166,15 @@ def test_a_name_of_a_job_that_sbatch_submitted_names_it_in_every_verb_without_ac
     assert ok("why", "plain").out.startswith("job 7  plain: FAILED\n")
     assert "had ended before: FAILED" in within("cancel", "plain").out
     assert "no job named 'plian'" in within("show", "plian").err
+
+
+def test_a_code_that_sacct_prints_without_128_is_that_of_the_program(here: Path, slurm: Path) -> None:
+    """As seen on Slurm 22.05: ExitCode is 9:0 of a job whose program ended with 137."""
+    entry = job(here, "7")
+    content = {"job_id": "7", "state": "FAILED", "exit_code": 137, "started": NOW - 60, "ended": NOW - 9, "nodes": "n1"}
+    (Path(entry.run_dir) / "state.json").write_text(json.dumps(content))
+    times = [str(NOW - 600), str(NOW - 60), str(NOW - 9)]
+    row = ["7", "job7", "FAILED", "None", "", "n1", "1", *times, "51", "", "9:0"]
+    answer(slurm, "sacct", "printf '" + "\\037".join(row) + "\\n'")
+    assert records("-a")["7"]["exit_code"] == 137
+    assert within("wait", "7").code == 137
