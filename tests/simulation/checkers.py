@@ -242,6 +242,8 @@ def _check_code(life: Life, one: Submission, this: Wait, *, is_certain: bool) ->
     if one.array or one.requeued or not is_certain or len(jobs) != 1 or jobs[0].state != "FAILED":
         return
     code = jobs[0].attempts[-1].code
+    if code is not None and not _is_undisturbed(life) and this.code == code % 128:
+        return  # sacct's code is all that is left
     if this.code != code:
         life.errors.append(f"{one.plan.run_dir}: wait ends with {this.code}, and the job failed with {code}")
 
