@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import re
 from pathlib import Path
@@ -304,7 +305,10 @@ def table_of(page: str, header: str) -> list[dict[str, str]]:
     """The rows of the table of the page whose first header is this, cells by header."""
     for table in re.findall(r"<table.*?</table>", page, re.DOTALL):
         rows = [
-            [re.sub(r"<[^>]+>", "", cell).strip() for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL)]
+            [
+                " ".join(html.unescape(re.sub(r"<[^>]+>", "", cell)).split())
+                for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL)
+            ]
             for row in re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL)
         ]
         if rows[0][0] == header:
@@ -335,7 +339,8 @@ def test_the_waits_of_the_page_are_percentiles_of_the_jobs(cluster: ScriptedClus
         assert int(shown[name]["jobs"]) == len(waits[nodes])
         for column, share in columns.items():
             assert_rank(shown[name][column], waits[nodes], share)
-    found = re.search(r"Half of the jobs waited at most (\S+), nine of ten at most (\S+)\.", page)
+    text = " ".join(html.unescape(page).split())
+    found = re.search(r"Half of the jobs waited at most (\S+), nine of ten at most (\S+)\.", text)
     assert found is not None
     for text, share in zip(found.groups(), (0.5, 0.9), strict=True):
         assert_rank(text, np.concatenate(list(waits.values())), share)
