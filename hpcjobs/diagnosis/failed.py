@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from hpcjobs import gpu_errors
 from hpcjobs.diagnosis.log import (
     find_crash_report,
@@ -14,6 +16,7 @@ from hpcjobs.diagnosis.log import (
     find_first_failure,
     find_host,
     find_memory_kills,
+    has_other_ranks,
     select_last,
 )
 from hpcjobs.diagnosis.matches import Match, choose_match, find_matches, is_independent, is_of_program
@@ -235,6 +238,8 @@ class _Conclusion(NamedTuple):
 
 def diagnose(facts: JobFacts, lines: Sequence[LogLine]) -> Diagnosis:
     """Conclude the cause of the failure, its rank, host, evidence and fixes; unknown stays unknown."""
+    if has_other_ranks(lines):
+        facts = msgspec.structs.replace(facts, tasks_are_ranks=False)
     failure = facts.failure or find_first_failure(lines, tasks_are_ranks=facts.tasks_are_ranks)
     first_rank = None if failure is None else failure.rank
     matches = list(find_matches(lines))
@@ -319,7 +324,7 @@ def _conclude(
         return _at_step(facts, STATES[state], same_cause)
     signal = _signal(facts, failure)
     # An error that the program survived does not explain a crash.
-    survived = best is not None and signal in _CRASHES and (best.is_early or not (signal == 9 or best.may_crash))
+    survived = best is not None and signal in _CRASHES and (best.is_early or not (signal in (6, 9) or best.may_crash))
     names_cause = best is not None and best.rule.kind is Kind.CAUSE and not survived
     # Of memory the accounting knows the task; the log's lines are of any that Slurm killed with it.
     if best is not None and best.rule.cause == "out-of-memory" and facts.out_of_memory is not None:

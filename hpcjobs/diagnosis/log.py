@@ -123,7 +123,6 @@ def parse_line(line: str, file: str, number: int) -> LogLine:
 def find_first_failure(lines: Iterable[LogLine], *, tasks_are_ranks: bool = True) -> Failure | None:
     """The first failure that a launcher reports: hpcjobs, torchrun's root cause, srun's first task, mpirun."""
     all_lines = list(lines)
-    tasks_are_ranks = tasks_are_ranks and not _has_other_ranks(all_lines)
     for line in all_lines:
         if match := _HPCJOBS.search(line.text):
             return Failure(_where(line), int(match["rank"]), match["host"], int(match["code"]))
@@ -141,7 +140,7 @@ def find_first_failure(lines: Iterable[LogLine], *, tasks_are_ranks: bool = True
     return _mpi_table(all_lines) or _killed_at_the_end(all_lines) or _deepspeed_end(all_lines)
 
 
-def _has_other_ranks(lines: Sequence[LogLine]) -> bool:
+def has_other_ranks(lines: Sequence[LogLine]) -> bool:
     """Whether a task of srun is not one rank: torchrun is named, or srun reports no task of a rank that failed."""
     failed = {line.rank for line in lines if TRACEBACK in line.text or _RUNTIME.match(line.text)} - {None}
     reports = [match for line in lines if (match := _SRUN_TASKS.search(line.text))]

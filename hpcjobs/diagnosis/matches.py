@@ -269,6 +269,8 @@ class _Tracebacks:
 
 
 def _introduced_fate(text: str) -> Fate | None:
+    if not any(part in text for part in ("xception", "rror", "Process")):  # most lines: this costs little
+        return None
     if _IGNORED.search(text):
         return Fate.IGNORED
     return Fate.ELSEWHERE if _ELSEWHERE.search(text) else None
