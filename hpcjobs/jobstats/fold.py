@@ -158,10 +158,10 @@ def _join_small(frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
     for frame in frames:
         waiting.append(frame)
         if sum(map(len, waiting)) >= _ROWS_AT_ONCE:
-            joined = [pl.concat(waiting, how="vertical_relaxed")]
+            blocks = [pl.concat(waiting, how="vertical_relaxed")]
             waiting.clear()
             del frame
-            yield joined.pop()  # whoever works on it is the only one to hold it
+            yield blocks.pop()  # whoever works on it is the only one to hold it
     if waiting:
         yield pl.concat(waiting, how="vertical_relaxed")
 

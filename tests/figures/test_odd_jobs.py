@@ -232,11 +232,11 @@ def attempt_of(row: Row, steps: list[Row]) -> dict[str, Any]:
 
 def attempts_of(rows: Sequence[Row]) -> dict[str, list[dict[str, Any]]]:
     """Job -> its attempts."""
-    found = defaultdict[str, list[dict[str, Any]]](list)
+    attempts = defaultdict[str, list[dict[str, Any]]](list)
     places = [n for n, row in enumerate(rows) if "." not in row["JobID"]]
     for begin, end in zip(places, [*places[1:], len(rows)], strict=True):
-        found[rows[begin]["JobID"]].append(attempt_of(rows[begin], list(rows[begin + 1 : end])))
-    return found
+        attempts[rows[begin]["JobID"]].append(attempt_of(rows[begin], list(rows[begin + 1 : end])))
+    return attempts
 
 
 def expected_of(attempts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -253,8 +253,8 @@ def expected_of(attempts: list[dict[str, Any]]) -> dict[str, Any]:
     last["attempts"] = sum(one["started"] is not None for one in attempts) if len(attempts) > 1 else 1
     held = last["cpus"] * last["elapsed_s"]
     last["cpu_efficiency"] = last["cpu_s"] / held if last["cpu_s"] and held else None
-    used, asked = last["mem_used_bytes"], last["mem_requested_bytes"]
-    last["mem_efficiency"] = used / asked if used is not None and asked else None
+    used, requested = last["mem_used_bytes"], last["mem_requested_bytes"]
+    last["mem_efficiency"] = used / requested if used is not None and requested else None
     for name in ("started", "ended"):
         moment = last[name]
         text = None if moment is None else datetime.fromtimestamp(moment, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -347,9 +347,15 @@ def advice_of(job: dict[str, Any]) -> set[str]:
         advised.add(f"--time={hours:02}:{rest // 60:02}:00")
     used = job["mem_per_node_bytes"]
     if used and (enough := max(used * 4 / 3, 256 * MIB)) <= job["mem_requested_bytes"] / nodes / 2:
-        quarters, whole = -(-enough // (256 * MIB)), -(-enough // GIB)
+        quarters, gibibytes = -(-enough // (256 * MIB)), -(-enough // GIB)
         is_large, is_huge = enough >= 2 * GIB, enough >= 16 * GIB
-        size = f"{-(-whole // 4) * 4:.0f}G" if is_huge else f"{whole:.0f}G" if is_large else f"{256 * quarters:.0f}M"
+        size = (
+            f"{-(-gibibytes // 4) * 4:.0f}G"
+            if is_huge
+            else f"{gibibytes:.0f}G"
+            if is_large
+            else f"{256 * quarters:.0f}M"
+        )
         advised.add(f"--mem={size}")
     if job["cpu_efficiency"] and tasks and not job["gpus"] and job["cpus"] / tasks >= 2:
         each = max(1, -(-1.2 * job["cpu_efficiency"] * job["cpus"] / tasks // 1))

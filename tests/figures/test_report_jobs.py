@@ -340,9 +340,9 @@ def test_the_waits_of_the_page_are_percentiles_of_the_jobs(cluster: ScriptedClus
         for column, share in columns.items():
             assert_rank(shown[name][column], waits[nodes], share)
     text = " ".join(html.unescape(page).split())
-    found = re.search(r"Half of the jobs waited at most (\S+), nine of ten at most (\S+)\.", text)
-    assert found is not None
-    for text, share in zip(found.groups(), (0.5, 0.9), strict=True):
+    sentence = re.search(r"Half of the jobs waited at most (\S+), nine of ten at most (\S+)\.", text)
+    assert sentence is not None
+    for text, share in zip(sentence.groups(), (0.5, 0.9), strict=True):
         assert_rank(text, np.concatenate(list(waits.values())), share)
 
 

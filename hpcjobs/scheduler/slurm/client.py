@@ -150,7 +150,7 @@ class SlurmScheduler:
         if not ids:
             return []
         try:
-            return [record for portion in split_ids(ids) for record in self._accounted(jobs=portion)]
+            return [record for portion in split_ids(ids) for record in self._read_accounted(jobs=portion)]
         except SchedulerError as error:
             parents = {job_id.split("_")[0] for job_id in ids}
             shown = self.show_jobs(parents)
@@ -170,7 +170,7 @@ class SlurmScheduler:
         accounted: list[JobRecord] = []
         try:
             since = (since or 0) if job_ids is None else None
-            accounted = self._accounted(users=[user], jobs=job_ids or (), since=since)
+            accounted = self._read_accounted(users=[user], jobs=job_ids or (), since=since)
         except SchedulerError as error:
             if not isinstance(error, CommandMissingError) and "disabled" not in error.message:
                 warnings.warn(
@@ -184,7 +184,7 @@ class SlurmScheduler:
         further = [record for record in remembered if ids is None or record.job_id.split("_")[0] in ids]
         return accounted + [record for record in further if record.job_id not in there]
 
-    def _accounted(
+    def _read_accounted(
         self, *, users: Iterable[str] = (), jobs: Iterable[str] = (), since: float | None = None
     ) -> list[JobRecord]:
         """One sacct, or two of a Slurm that does not know a column."""
