@@ -224,8 +224,8 @@ def _of(entry: Entry, by_parent: dict[str, list[JobRecord]]) -> list[JobRecord]:
 def _correct(entry: Entry, record: JobRecord) -> JobRecord:
     """Correct the accounting by the job's own state file, where the accounting is late or wrong.
 
-    A job that has just ended may have its first node alone there. A job that completed while slurmctld was away, and
-    whose limit had passed when it was back, met no limit.
+    A job that has just ended may have its first node alone there. A job that completed or failed while slurmctld was
+    away, and whose limit had passed when it was back, met no limit.
     """
     own = own_record(entry, record.job_id)
     if own is None or own.started is None or record.started is None:
@@ -241,7 +241,7 @@ def _correct(entry: Entry, record: JobRecord) -> JobRecord:
     hosts = set(hosts_of(own.node_list or ""))
     if set(hosts_of(record.node_list or "")) < hosts:
         record = msgspec.structs.replace(record, node_list=own.node_list, nnodes=len(hosts))
-    if record.state is not State.TIMEOUT or own.state is not State.COMPLETED:
+    if record.state is not State.TIMEOUT or own.state not in (State.COMPLETED, State.FAILED):
         return record
     if own.ended is None or record.ended is None or own.ended + CLOCK_TOLERANCE_S > record.ended:
         return record

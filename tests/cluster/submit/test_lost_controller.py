@@ -146,8 +146,10 @@ def test_no_submission_is_lost_or_doubled_while_slurmctld_is_stopped_killed_and_
         print(n, accepted[n].id, [one for one in near if -60 < one[1] < 60], states.get(str(accepted[n].run_dir)))
     assert [n for n in lost if not _is_unsaved(when[n], deeds)] == []
     for number, job in accepted.items():
-        expected = "UNKNOWN" if number in lost else "FAILED" if number in unstarted else "COMPLETED"
-        assert states[str(job.run_dir)] == expected or job.id in held, number
+        expected = {"UNKNOWN"} if number in lost else {"COMPLETED"}
+        if number in unstarted:  # slurmctld may hear of the end after the limit of five minutes
+            expected = {"FAILED", "TIMEOUT"}
+        assert states[str(job.run_dir)] in expected or job.id in held, number
     for number in runs.keys() - accepted.keys():  # it was said that this is not known, and now it is
         assert "may" in answers[number].err, answers[number]
     assert len(states) >= sum(runs.values())

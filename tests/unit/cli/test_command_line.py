@@ -467,33 +467,22 @@ def test_a_report_on_a_cluster_without_a_site_file_is_of_the_cluster_that_is_her
     assert "the accounting of site deep has no job 78" in within("report", "jobs", "78").err
 
 
-def test_a_job_that_completed_while_slurmctld_was_away_met_no_time_limit_whatever_the_accounting_has(
-    cluster: Path,
+@pytest.mark.parametrize(("state", "code"), [("COMPLETED", 0), ("FAILED", 3)])
+def test_a_job_that_ended_while_slurmctld_was_away_met_no_time_limit_whatever_the_accounting_has(
+    cluster: Path, state: str, code: int
 ) -> None:
     run_dir = Path(ok("submit", "--json", "true").json["run_dir"])
     now = int(time.time())
-    end = {"job_id": "42", "state": "COMPLETED", "exit_code": 0, "nodes": "n1"}
+    end = {"job_id": "42", "state": state, "exit_code": code, "nodes": "n1"}
     (run_dir / "state.json").write_text(json.dumps(end | {"started": now - 900, "ended": now - 870}))
-    row = [
-        "42",
-        "true",
-        "TIMEOUT",
-        "None",
-        "main",
-        "n1",
-        "1",
-        str(now),
-        str(now - 900),
-        str(now - 100),
-        "800",
-        "",
-        "0:0",
-    ]
+    times = [str(now), str(now - 900), str(now - 100), "800"]
+    row = ["42", "true", "TIMEOUT", "None", "main", "n1", "1", *times, "", "0:0"]
     answer(cluster, "sacct", "printf '" + "\\037".join(row) + "\\n'")
     answer(cluster, "squeue", ":")
-    assert "job 42 COMPLETED" in ok("wait", "42").err
-    assert ok("why", "42").out.startswith("job 42 COMPLETED")
-    assert "Slurm has TIMEOUT: it did not hear of the end" in ok("ps", "--json").out
+    waited = within("wait", "42")
+    assert (waited.code, f"job 42 {state}" in waited.err) == (code, True)
+    assert state in within("why", "42").out.splitlines()[0]
+    assert "Slurm has TIMEOUT: it did not hear of the end" in ok("ps", "-a", "--json").out
 
 
 def test_waiting_for_a_job_that_met_its_time_limit_never_says_that_it_was_cancelled(cluster: Path) -> None:
