@@ -182,7 +182,7 @@ def test_a_trial_job_that_the_cluster_moved_to_another_partition_says_nothing_of
     written("cpu", commands, node_local=[])
     queue_jobs(commands)
     answer(commands, "squeue", ":")
-    ended = "None\\037long\\037tu01\\0371\\037'$(date +%s)'\\037'$(date +%s)'\\037'$(date +%s)'\\0371\\0370:0"
+    ended = "None\\037long\\037tu01\\0371\\037'$(date +%s)'\\037'$(date +%s)'\\037'$(date +%s)'\\0371\\037\\0370:0"
     rows = _ROWS.format(state="COMPLETED", middle=ended, script="", folder=commands)
     answer(commands, "sacct", rows)
     done = hpcjobs("sites", "check", "mine", "--run", "--json")
@@ -200,7 +200,7 @@ def test_a_trial_job_names_no_partition_where_a_plugin_of_the_cluster_chooses_it
     written(cluster, commands, node_local=[], chooses_partition=True)
     answer(commands, "sbatch", f"echo $((40 + $(wc -l <{commands}/sbatch.asked)))")
     answer(commands, "squeue", ":")
-    ended = "None\\037chosen\\037tu01\\0371\\037'$(date +%s)'\\037'$(date +%s)'\\037'$(date +%s)'\\0371\\0370:0"
+    ended = "None\\037chosen\\037tu01\\0371\\037'$(date +%s)'\\037'$(date +%s)'\\037'$(date +%s)'\\0371\\037\\0370:0"
     answer(commands, "sacct", _ROWS.format(state="COMPLETED", middle=ended, script="", folder=commands))
     done = hpcjobs("sites", "check", "mine", "--run", "--json")
     trials = {f["subject"]: f["text"] for f in done.json["findings"] if f["subject"].startswith("job ")}
