@@ -51,6 +51,12 @@ _ANSWER_LOST = re.compile(
     r"timed out|zero bytes|receive failure|shutdown failure|reset by peer|unexpected message|did not answer within",
     re.IGNORECASE,
 )
+_NOT_STORED = re.compile(r"(?:[^ -~]|\?)+")
+
+
+def fold_stored(text: str) -> str:
+    """Make names and paths comparable: slurmdbd stores question marks for characters outside Latin-1."""
+    return _NOT_STORED.sub("?", text)
 
 
 def is_unanswered(message: str) -> bool:

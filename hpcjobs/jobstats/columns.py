@@ -37,7 +37,7 @@ COLUMNS: Final[dict[str, tuple[str, str]]] = {
     "qos": ("text", "quality of service"),
     "state": ("text", "Slurm's name of it; UNKNOWN for a state that hpcjobs does not know"),
     "reason": ("text", "why it waits, or ended"),
-    "exit_code": ("whole", "of the batch script; null while it runs"),
+    "exit_code": ("whole", "of the batch script, those above 127 without 128 (sacct); null while it runs"),
     "signal": ("whole", "signal that ended it"),
     "submitted": ("time", "of this attempt: a requeue counts as a new submission"),
     "eligible": ("time", "when it became able to start: dependencies met, hold released"),

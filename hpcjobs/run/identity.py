@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import re
 import shlex
 from collections.abc import Iterable
 
@@ -19,8 +18,8 @@ from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import CLOCK_TOLERANCE_S, continuation, read_state
 from hpcjobs.scheduler.base import JobRecord
 from hpcjobs.scheduler.connect import reachable_clusters
+from hpcjobs.slurm_commands import fold_stored
 
-_NOT_STORED = re.compile(r"(?:[^ -~]|\?)+")
 SCRIPT = "job.sh"
 
 
@@ -92,8 +91,8 @@ def is_ours(entry: Entry, record: JobRecord) -> bool:
         return False
     if not entry.is_foreign and record.command is not None and os.path.basename(record.command) == SCRIPT:
         # sacct has the sbatch command, in which a wrapper's options may hold blanks.
-        return f" {_fold(record.command)}".endswith(f" {_fold(os.path.join(entry.run_dir, SCRIPT))}")
-    if record.name is not None and _fold(record.name) != _fold(entry.name):
+        return f" {fold_stored(record.command)}".endswith(f" {fold_stored(os.path.join(entry.run_dir, SCRIPT))}")
+    if record.name is not None and fold_stored(record.name) != fold_stored(entry.name):
         return False
     submitted = continuation(entry).submitted
     if entry.is_foreign:  # read from the scheduler by this very command; a requeue since then has moved the time
@@ -101,11 +100,6 @@ def is_ours(entry: Entry, record: JobRecord) -> bool:
     if record.submitted is None or not submitted or abs(record.submitted - submitted) <= CLOCK_TOLERANCE_S:
         return True
     return record.submitted > submitted and _was_requeued(entry, record, record.submitted)
-
-
-def _fold(text: str) -> str:
-    """Make names and paths comparable: slurmdbd stores question marks for characters outside Latin-1."""
-    return _NOT_STORED.sub("?", text)
 
 
 def is_queued(entry: Entry, queue: Iterable[JobRecord]) -> bool:

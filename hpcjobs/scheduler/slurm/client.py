@@ -122,6 +122,7 @@ class SlurmScheduler:
     def _find_accounted(self, plan: Plan) -> list[Submitted]:
         """Jobs that were submitted with the script, by the sbatch command that Slurm 20.11 and newer keep."""
         script = plan.command[-1]
+        stored = slurm_commands.fold_stored(script)
         since = os.stat(script).st_mtime - _CLOCKS_DIFFER_S
         question = slurm_commands.list_accounted(*SUBMISSIONS, users=[user_name()], since=since)
         try:
@@ -130,9 +131,8 @@ class SlurmScheduler:
             raise
         except SchedulerError:  # no accounting, or an old one without commands
             return []
-        return _oldest_first(
-            row.raw("JobID") for row in SUBMISSIONS.rows(out) if row.raw("SubmitLine").endswith(script)
-        )
+        lines = ((row.raw("JobID"), slurm_commands.fold_stored(row.raw("SubmitLine"))) for row in SUBMISSIONS.rows(out))
+        return _oldest_first(job_id for job_id, line in lines if line.endswith(stored))
 
     def queue(self) -> list[JobRecord]:
         """My pending and running jobs, with reason and estimated start: one squeue."""

@@ -189,6 +189,20 @@ def test_a_second_request_that_is_taken_up_late_is_cancelled(plan: Plan) -> None
     assert recorded.queries[-2:] == ["squeue", "scancel"]
 
 
+def test_a_job_in_a_folder_with_a_chinese_name_is_found_in_the_accounting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """slurmdbd stores a question mark for each byte outside Latin-1."""
+    (tmp_path / "实验").mkdir()
+    monkeypatch.chdir(tmp_path / "实验")
+    plan = hpcjobs.plan(["true"], site=replace(hpcjobs.load_site("sandbox"), node_local=()))
+    folder.create(plan, None)
+    assert "实验" in plan.command[-1]
+    stored = " ".join(plan.command).replace("实验", "??????")
+    recorded = Recorded(sbatch=[TIMED_OUT], sacct=[Result(0, SEPARATOR.join(["41", stored]) + "\n", "")])
+    assert recorded.slurm().submit(plan).job_id == "41"
+
+
 @pytest.mark.parametrize("queue", [NOBODY, REFUSED_CONNECTION])
 def test_a_submission_nobody_knows_the_fate_of_keeps_its_run_folder(plan: Plan, queue: Result) -> None:
     recorded = Recorded(sbatch=[TIMED_OUT], squeue=[queue])
