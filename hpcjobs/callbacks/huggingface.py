@@ -30,26 +30,26 @@ except ImportError as error:
     ) from error
 
 SUMS = "hpcjobs.sums.json"
-"""Size and CRC-32 of every file, beside them."""
+"""File in a checkpoint with the size and CRC-32 of every other file."""
 NAMES = {"learning_rate": "lr", "grad_norm": "gradient_norm"}
 
 
 class RunCallback(TrainerCallback):
-    """Logs what the Trainer logs, adds checksums to its checkpoints; has it save and stop when the job is told to end.
+    """Logs the Trainer's metrics, adds checksums to its checkpoints; has it save and stop when the job is told to end.
 
-    After `train` it ends the run: by summary.json, or, where the job was told to end, by exit code 85.
+    After `train` it ends the run: by summary.json, or, if the job was told to end, by exit code 85.
     """
 
     def __init__(self, *, run_dir: str | None = None, log_to: Sequence[str] = ()) -> None:
         self.run: Run = start(run_dir=run_dir, step=0, log_to=log_to)
-        """Log numbers of your own by its `log`."""
+        """Log further numbers with its `log`."""
         self._logged_step = 0
         self._epoch_samples: int | None = None
         self._steps_ended = 0.0
         """When the newest step ended, or the line, the evaluation or the checkpoint after it."""
 
     def find_checkpoint(self, output_dir: str) -> str | None:
-        """The Trainer's newest sound checkpoint, for `train(resume_from_checkpoint=...)`; None: there is none yet."""
+        """The Trainer's newest sound checkpoint, for `train(resume_from_checkpoint=...)`; None without one."""
         places = [place for place in Path(output_dir).glob("checkpoint-*") if place.name.rpartition("-")[2].isdecimal()]
         for place in sorted(places, key=lambda place: -int(place.name.rpartition("-")[2])):
             wrong = find_damage(place)
@@ -109,7 +109,7 @@ class RunCallback(TrainerCallback):
             try:
                 self._complete(place)
                 self.run.record_saved_step(state.global_step)
-            except OSError as error:  # the next start passes over it
+            except OSError as error:  # the next start skips it
                 print_error(
                     f"warning: checkpoint of step {state.global_step} not completed: {error.filename or place}: "
                     f"{error.strerror or error}; the run goes on"
@@ -153,7 +153,7 @@ def count_epoch_samples(loader: Any, args: TrainingArguments, *, world_size: int
 
 
 def find_damage(place: Path) -> str | None:
-    """What is wrong with a checkpoint of the Trainer, or None."""
+    """The damage of a checkpoint of the Trainer, or None."""
     try:
         return checkpoints.find_changed_file(place, json.loads((place / SUMS).read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:

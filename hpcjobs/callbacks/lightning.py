@@ -30,7 +30,7 @@ STATE = "state.ckpt"
 class RunCallback(Callback):
     """Logs each optimizer step, saves every `save_every` of them and when the job is told to end, and stops all ranks.
 
-    After `fit` it ends the run: by summary.json, or, where the job was told to end, by exit code 85.
+    After `fit` it ends the run: by summary.json, or, if the job was told to end, by exit code 85.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class RunCallback(Callback):
     ) -> None:
         self.save_every, self.keep = save_every, keep
         self.run: Run = start(run_dir=run_dir, step=0, log_to=log_to)
-        """Log numbers of your own by its `log`."""
+        """Log further numbers with its `log`."""
         self._folder = self.run.run_dir / checkpoints.FOLDER
         self._soundness = checkpoints.Soundness()
         self._claim = checkpoints.CheckpointClaim(self._folder) if self.run.rank == 0 else None
@@ -47,7 +47,7 @@ class RunCallback(Callback):
         self._validation_began = 0.0
 
     def find_checkpoint(self) -> str | None:
-        """The newest sound checkpoint of the run, for `fit(ckpt_path=...)`; None: there is none yet.
+        """The newest sound checkpoint of the run, for `fit(ckpt_path=...)`; None before the first checkpoint.
 
         Raises:
             BadCheckpoint: there are checkpoints, and all are damaged.
@@ -56,7 +56,7 @@ class RunCallback(Callback):
         return None if newest is None else str(newest / STATE)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Raises WorldMismatch where Lightning has started further processes, each of which is rank 0 of a run."""
+        """Raise WorldMismatch if Lightning has started further processes: each of them is rank 0 of another run."""
         if trainer.world_size != self.run.world_size:
             raise WorldMismatch(
                 f"Lightning has {trainer.world_size} ranks, and this process was started as one of "
@@ -65,7 +65,7 @@ class RunCallback(Callback):
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Lightning has put handlers of its own in place of ours, and has loaded the checkpoint."""
+        """Resume at the step that Lightning has loaded, and restore our signal handlers, which it has replaced."""
         total_steps = trainer.estimated_stepping_batches
         self._step = trainer.global_step
         self.run.resume(self._step, total_steps=int(total_steps) if total_steps != float("inf") else None)
@@ -104,9 +104,10 @@ class RunCallback(Callback):
         self.run.flush()
 
     def _save(self, trainer: Trainer, *, last: bool = False) -> None:
-        """A collective call: Lightning gathers, or each rank writes its part; the folder is renamed when all have.
+        """Save a checkpoint, as a collective call: Lightning gathers, or each rank writes its part.
 
-        Storage that fails costs this checkpoint alone, and the next one is tried. Raises StorageFault for the last.
+        The folder is renamed after all ranks have written. If storage fails, only this checkpoint is lost, and the next
+        one is tried; for the last one StorageFault is raised.
         """
         with self.run.exclude_time():
             self._write(trainer, last=last)
@@ -143,7 +144,7 @@ class RunCallback(Callback):
         checkpoints.prune(self._folder, keep=self.keep, soundness=self._soundness, owner=draft.owner)
 
     def _do_on_first_rank(self, trainer: Trainer, work: Callable[[], object]) -> str | None:
-        """Have rank 0 do `work`; on every rank how its storage failed, or None."""
+        """Have rank 0 do `work`; return its storage error, or None, on every rank."""
         wrong = None
         if self.run.rank == 0:
             try:

@@ -305,7 +305,7 @@ def _main() -> None:
 
 
 def _drop(output: TextIO) -> None:
-    """Discard output that cannot be written: the interpreter would try again at its end, and print its own errors."""
+    """Discard output that cannot be written: the interpreter would write it again at exit, and print an error."""
     if isinstance(output, TextIOWrapper):
         os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
 

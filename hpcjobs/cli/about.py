@@ -46,9 +46,9 @@ CHANGES = {
     "fetch": "writes a copy of a run folder",
     "doctor": "submits one job, with --run",
 }
-"""Verbs that do more than read, and what."""
+"""Verb -> change, for verbs that do more than read."""
 REFUSED_READ_ONLY = frozenset(verb for verb, change in CHANGES.items() if "job" in change or verb in ("prune", "cloud"))
-"""Verbs whose changes are refused in a read-only environment."""
+"""Verbs that may not make their change in a read-only environment."""
 _TEXT = """\
 ---
 name: hpcjobs

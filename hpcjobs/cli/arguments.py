@@ -63,7 +63,7 @@ def fill_bare_options(context: Any, args: Sequence[str]) -> list[str]:
 def refuse_options_as_values(command: Any) -> None:
     """Have ``command``, and the commands of a group, refuse an option in the place of another option's value.
 
-    ``--account=--dry-run`` is accepted: this is no slip.
+    ``--account=--dry-run`` is accepted: it is deliberate.
     """
     for inner in getattr(command, "commands", {}).values():
         refuse_options_as_values(inner)
@@ -101,7 +101,7 @@ def _params(context: Any) -> list[Any]:
 
 
 def _options(context: Any, args: Sequence[str]) -> Iterator[_TypedOption]:
-    """Yield the options with values, up to the program or verb that has arguments of its own."""
+    """Yield the options with values that come before the program or the next verb."""
     names = {name for param in _params(context) if not param.is_flag and not param.count for name in param.opts}
     bare = {name for param in _params(context) if (param.metavar or "").startswith("[=") for name in param.opts}
     position = 0

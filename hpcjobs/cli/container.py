@@ -56,7 +56,7 @@ def build(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --submit, print what would be sent.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Build an image into the site's folder. Nothing is done if nothing has changed."""
+    """Build an image into the site's folder, unless the image there is up to date."""
     from hpcjobs.containers.build import build as build_image
     from hpcjobs.containers.build import last_build
     from hpcjobs.containers.recipes import find_recipe

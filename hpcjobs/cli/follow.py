@@ -211,7 +211,7 @@ _MOST_FAILURES = 20
 def print_failures(jobs: Iterable[Known], *, printed: Mapping[str, str]) -> None:
     """Print how failed jobs ended; for the first one also its last lines and the command that explains it.
 
-    Of more than 20 the rest is counted by state; those of which nothing is known come last.
+    Beyond 20 jobs the rest is counted by state; jobs of unknown state come last.
 
     ``printed``: the ends that have a line already, by job; they are not printed again.
     """
@@ -254,7 +254,7 @@ def _describe_ending(record: JobRecord) -> str:
 
 
 def print_figures(jobs: Iterable[Known]) -> None:
-    """Print the figures of merit that were read from the logs of ended jobs, and what could not be read."""
+    """Print the figures of merit from the logs of ended jobs, and the problems with reading them."""
     from hpcjobs.run.figures import has_reader, read_figures, read_problems
     from hpcjobs.run.folder import output_dir
     from hpcjobs.run.progress import FigureRow

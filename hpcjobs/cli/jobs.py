@@ -130,7 +130,7 @@ def ps(
     site: JobSite = None,
     as_json: Json = False,
 ) -> None:
-    """List my jobs: those of the last day and all that have not ended, also jobs submitted without hpcjobs."""
+    """List my jobs of the last day and all that have not ended, also jobs submitted without hpcjobs."""
 
     states = parse_states(state or [])
     if watch and as_json:

@@ -1,7 +1,7 @@
 """Types of the output of ``--json``: the fields of the package's own types with times in ISO 8601, and documents.
 
 A field that is a time is declared as `Moment` in the type itself. `OUTPUTS` has one line for each verb, and for each
-option that makes it print something else. A verb's types may need half of the package, so they are imported when the
+option that changes the type of its output. A verb's types may need half of the package, so they are imported when the
 verb prints.
 """
 

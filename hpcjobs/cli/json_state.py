@@ -29,11 +29,11 @@ def note_request(value: bool) -> bool:
 
 
 def fail(message: str, *, exit_code: int, hint: str | None = None, maybe_taken: bool = False) -> NoReturn:
-    """End this process; print the error as JSON where JSON is asked for, and nothing of it was printed."""
+    """End this process; print the error as JSON if JSON is requested and no output was printed yet."""
     if state.is_requested and not state.is_printed:
         from hpcjobs.cli.output import print_json
 
-        with contextlib.suppress(OSError):  # nobody reads it any more
+        with contextlib.suppress(OSError):  # the reader has closed the pipe
             error = {"exit_code": exit_code, "message": message, "hint": hint, "maybe_taken": maybe_taken}
             print_json({"error": error})
             sys.stdout.flush()

@@ -170,8 +170,8 @@ def with_sbatch_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options of sbatch: its parameter ``resources`` gets the typed ones by field.
 
-    A field that the command has a parameter of its own for is that command's own, and so are those of ``without``. What
-    is passed through unread is in ``resources["sbatch"]``. Fields of ``auto`` may be ``auto``.
+    Fields that are parameters of the command, or in ``without``, get no option here. Options that are passed through
+    unread are in ``resources["sbatch"]``. Fields in ``auto`` accept the value ``auto``.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -242,7 +242,7 @@ def with_job_options(
 
     Args:
         only: fields of `JobSpec` that the command has options for, and no program; default: all.
-        without: fields of `JobSpec` or `Resources` without an option here, in addition to its own parameters.
+        without: fields of `JobSpec` or `Resources` without an option here, in addition to the command's parameters.
         help: another line of help for a field.
 
     A command with the parameter ``auto`` gets the fields with the value ``auto`` there; ``request`` lacks them.
@@ -307,7 +307,7 @@ def sbatch_options(arguments: Sequence[str], flags: Mapping[str, object]) -> dic
     ``flags`` are options that were given by flags of their own (None: not given), and are part of the answer.
 
     Raises:
-        RequestError: no such option, or its own flag was given too.
+        RequestError: no such option, or its flag was given too.
     """
     options = {name: value for name, value in flags.items() if value is not None}
     by_o: dict[str, object] = {}

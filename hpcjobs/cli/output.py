@@ -21,7 +21,7 @@ Jobs = Annotated[list[str], typer.Argument(help="Ids, ranges, run folders or nam
 
 
 def _refuse_empty(value: str | None) -> str | None:
-    """Refuse an empty name: it comes from a variable that is not set, and is no request for the default."""
+    """Refuse an empty name: it comes from an unset variable, and does not mean the default."""
     if value == "":
         raise typer.BadParameter("the name is empty; leave the option out for the default")
     return value

@@ -105,7 +105,7 @@ def status(root: Root = None, as_json: Json = False) -> None:
 
 @sandbox_app.command("down")
 def sandbox_down(root: Root = None) -> None:
-    """Remove the sandbox with all it has: jobs, records, hosts. Harmless when there is none."""
+    """Remove the sandbox with its jobs, records and hosts. Harmless without a sandbox."""
     from hpcjobs import sandbox
     from hpcjobs.errors import SchedulerError
     from hpcjobs.run import status
@@ -270,7 +270,7 @@ def render(
         str, typer.Option(help="vms: Terraform for virtual machines; toolkit: Google's; soperator: Nebius'.")
     ] = "vms",
 ) -> None:
-    """Write a folder from which Terraform, or the provider's own tool, builds the cluster. Nothing is built."""
+    """Write the files with which Terraform, or the provider's own tool, builds the cluster. Nothing is built."""
     from typing import cast
 
     from hpcjobs.cloud import render as rendering

@@ -32,7 +32,7 @@ _HEADERS: Final = {
 """Header -> column, in the order of the table."""
 _MORE_HEADERS: Final = {"GPU": "gpu_utilization", "LIMIT": "time_limit_s", "EXIT": "exit_code"}
 _DROP: Final = ("GOODPUT", "ENERGY", "COST", "GPUS", "CPUS", "WAIT", "USER", "NODES")
-"""What a narrow terminal goes without, in this order; advice is then printed below the table."""
+"""Columns that a narrow terminal leaves out, in this order; advice is then printed below the table."""
 _SHORT_NAME: Final = 16
 _GAP: Final = 3
 _SHARES: Final = ("cpu_efficiency", "mem_efficiency", "gpu_utilization", "goodput")
@@ -212,7 +212,7 @@ def _choose_columns(text: str | None) -> list[_Column]:
     """The columns of the table: headers in any case, or columns of the accounting.
 
     Raises:
-        RequestError: there is none of that name.
+        RequestError: no column of that name.
     """
     from hpcjobs.errors import RequestError, nearest
     from hpcjobs.jobstats.columns import COLUMNS
@@ -243,7 +243,7 @@ def print_jobs(frame: pl.DataFrame, attempts: pl.DataFrame, columns: Sequence[_C
         return
     _print_rows(frame.to_dicts(), list(columns), are_chosen=[one.header for one in columns] != list(_HEADERS))
     print()
-    # Of the jobs: their rows know what checkpoints kept, and the energy that a monitor measured.
+    # Sums over jobs, not attempts: only rows of jobs consider checkpoints, and the energy that a monitor measured.
     of_jobs = frame.select(
         joint_energy_source(),
         lost_h=known_sum(pl.col("lost_s")) / 3600,
@@ -253,7 +253,7 @@ def print_jobs(frame: pl.DataFrame, attempts: pl.DataFrame, columns: Sequence[_C
 
 
 def _print_rows(rows: Sequence[Mapping[str, Any]], columns: list[_Column], *, are_chosen: bool) -> None:
-    """The table. Where the terminal is narrow, the usual columns are fewer and shorter, and advice stands below."""
+    """Print the table. On a narrow terminal the usual columns are fewer and shorter, and advice follows below."""
     advice = [_advise(row) for row in rows] if any(one.name == "advice" for one in columns) else []
     cells = [{one.header: _cell(one.name, row) for one in columns if one.name != "advice"} for row in rows]
     for line, sentences in zip(cells, advice, strict=False):
@@ -321,7 +321,7 @@ def _cell(name: str, row: Mapping[str, Any]) -> str:
 
 
 def _colour(name: str, row: Mapping[str, Any]) -> str | None:
-    """The colour of a state, and of a share of what was requested: red below 30 %, yellow below 70 %, else green."""
+    """The colour of a state, and of a share of a requested resource: red below 30 %, yellow below 70 %, then green."""
     from hpcjobs.scheduler.base import State, choose_colour
 
     if name == "state":
@@ -341,7 +341,7 @@ def number(value: float | None, style: str) -> str:
 
 
 def format_cost(amount: float | None, currency: str) -> str:
-    """Two decimals; ``< 0.01 EUR`` for what they would call nothing; ``-`` where it is not known."""
+    """The amount with two decimals; ``< 0.01 EUR`` for an amount that would round to zero; ``-`` if unknown."""
     if amount is None:
         return "-"
     return f"< 0.01 {currency}" if 0 < amount < 0.005 else f"{amount:.2f} {currency}"

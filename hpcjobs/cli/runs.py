@@ -172,7 +172,7 @@ def prune(
 ) -> None:
     """List old run folders and records of jobs; with --remove, remove them.
 
-    A job that waits or runs, or whose end is not known, is never removed. Sweeps keep what their results need.
+    A job is never removed while it waits, runs or has no known end. Sweeps keep the folders that their results need.
     """
     from hpcjobs.cli.jobs import parse_states
     from hpcjobs.errors import RequestError

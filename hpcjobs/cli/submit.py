@@ -90,7 +90,7 @@ def submit(
     """Submit PROGRAM. Options come before PROGRAM; everything after it is passed to PROGRAM.
 
     Without PROGRAM, or with NAME in its place, submit the job, or the job NAME, of the file hpcjobs.yaml.
-    Values that no option sets are those of the site file, else Slurm's defaults.
+    Values that no option sets come from the site file, then from Slurm's defaults.
     """
     import hpcjobs
     from hpcjobs.job.plan import refuse_options_after_program

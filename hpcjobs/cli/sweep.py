@@ -92,7 +92,7 @@ def run(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Submit one cell per combination, except those that are done, and return."""
+    """Submit one cell per combination, except cells that are done, and return."""
     from hpcjobs.cli.submit import print_notes
     from hpcjobs.sweeps import spec as written
     from hpcjobs.sweeps.sweep import of_definition
@@ -278,7 +278,7 @@ def cancel(name: Name, as_json: Json = False) -> None:
 
 @sweep_app.command("continue", hidden=True)
 def continue_(folder: Name) -> None:
-    """Submit what had no room in the queue: run by the sweep's own job."""
+    """Submit the cells that had no room in the queue; the sweep's job runs this."""
     from hpcjobs.sweeps import submit
     from hpcjobs.sweeps.sweep import find_sweep
 

@@ -140,9 +140,9 @@ def _slurm_site(site: str | None) -> Site | None:
 def _watch(
     job_id: str, newest: Iterable[list[NodeSample]], limit: IdleLimit | None, cancel: Callable[[], object]
 ) -> bool:
-    """Print samples and new alarms until there are no more; cancel the job that is idle for too long.
+    """Print samples and new alarms until the last one; cancel the job if it is idle for too long.
 
-    Whether there was a sample.
+    Returns whether there was a sample.
     """
     from hpcjobs.run.progress import describe_sample, find_alarms
     from hpcjobs.units import human_duration

@@ -1,1 +1,1 @@
-"""Images: which there are, what is in them, how they are built, and whether they fit a site."""
+"""Container images: find, inspect and build them, and check whether they fit a site."""

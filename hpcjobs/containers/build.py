@@ -1,4 +1,4 @@
-"""Builds an image from a recipe into the site's folder: written beside, inspected, recorded, then renamed."""
+"""Builds an image from a recipe, inspects it, moves it into the site's folder and records the build."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from hpcjobs.processes.programs import run, run_following
 from hpcjobs.site.models import Site
 
 SEEN = "/mnt"
-"""Where a build sees the folder of settings: it is there in every image, so that nothing must be made for it."""
+"""Mount point of the settings folder during a build: every image has it, so it need not be created."""
 _LOG_LINES = 15
 
 Say = Callable[[str], None]
 
 
 class BuiltImage(NamedTuple):
-    """What a build came to."""
+    """Result of a build."""
 
     path: Path
     manifest: ImageManifest
     new: bool
-    """False: nothing had changed, and nothing was built."""
+    """False: the image was up to date and was not built again."""
 
 
 def build(
@@ -56,7 +56,7 @@ def build(
     Args:
         base: image to start from: ``debian:12`` (Docker's), ``SCHEME://...``, or a file or folder of this machine.
         wheels: folder of wheels compiled earlier on the same distribution, read and added to.
-        force: build although nothing has changed.
+        force: build also if the image is up to date.
 
     Raises:
         RequestError: an argument that the recipe does not have, or a folder that cannot be written.
@@ -109,15 +109,15 @@ def build(
 
 
 def last_build(recipe: Recipe, site: Site) -> ImageManifest | None:
-    """The record of the image that ``recipe`` was built into before; None: there is none that can be read."""
+    """The manifest of the image that ``recipe`` built last; None without a readable one."""
     try:
         return read_manifest(folder_of(site) / f"{recipe.name}{SUFFIX}")
-    except ConfigError:  # a build with --force writes it anew
+    except ConfigError:  # a build with --force replaces it
         return None
 
 
 def _base_arguments(base: str | None) -> dict[str, str]:
-    """``--base`` as the two arguments that every recipe with a base has."""
+    """``--base`` as the arguments ``bootstrap`` and ``base``, which every recipe with a base has."""
     if base is None:
         return {}
     if "://" in base:
@@ -132,7 +132,7 @@ def _base_arguments(base: str | None) -> dict[str, str]:
 
 
 def _digest_of(arguments: Mapping[str, str]) -> str | None:
-    """What tells one base from a later one of the same name, as far as it can be known before the build."""
+    """The digest of the base, which changes with its content; None if it is unknown before the build."""
     name = arguments.get("base", "")
     path = Path(name)
     if arguments.get("bootstrap") == "localimage" and path.is_file():
@@ -155,7 +155,7 @@ def _writable(folder: Path) -> Path:
 
 @contextmanager
 def _alone(image: Path, say: Say) -> Iterator[None]:
-    """One build of an image at a time; who comes second finds it built."""
+    """Let one build of an image run at a time; a second one waits, and then finds the image built."""
     with open(image.with_name(f".{image.name}.lock"), "a") as lock:
         try:
             if not lock_file(lock.fileno(), wait=False):
@@ -190,7 +190,7 @@ def _run(
 ) -> None:
     work = draft.parent
     (work / "tmp").mkdir()
-    definition = work / recipe.path.name  # as it was read: what is trusted is what is built
+    definition = work / recipe.path.name  # the text that was trusted: the file may have changed since
     definition.write_text(recipe.text, encoding="utf-8")
     (work / "arguments").write_text("".join(f"{name}={value}\n" for name, value in arguments.items()))
     seen = pip_settings.lay_out(work / "seen", at=SEEN, wheels=wheels, package=Path(hpcjobs.__file__).resolve().parent)

@@ -1,4 +1,4 @@
-"""Finds an image by its name or path, and reads what was recorded of it when it was built."""
+"""Finds an image by its name or path, and reads the record of its build."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SUFFIX = ".sif"
 
 
 class ImageFacts(Frozen, frozen=True):
-    """What is in an image; None: it is not."""
+    """Versions of the software in an image; None: not installed."""
 
     python: str | None = None
     torch: str | None = None
@@ -33,28 +33,28 @@ class ImageFacts(Frozen, frozen=True):
     pmix: str | None = None
     glibc: str | None = None
     packages: dict[str, str] = {}
-    """Version by name, of those that the trainers use."""
+    """Version by name, of the packages that `probe` looks for."""
 
 
 class ImageManifest(Frozen, frozen=True):
-    """``NAME.sif.json`` beside an image that was built here."""
+    """Record of a build: ``NAME.sif.json`` in the folder of the image."""
 
     schema: int
     name: str
     recipe: str
     """File it was built from."""
     recipe_hash: str
-    """Of the recipe, its arguments, the files it takes in and the base."""
+    """Hash of the recipe, its arguments, the files it takes in and the base."""
     arguments: dict[str, str]
     base: str
     base_digest: str | None
-    """Of a local base: its sha256; of one from a registry what the registry called it; None: not known."""
+    """SHA-256 of a local base, or the digest in the reference to a registry; None: unknown."""
     build_host: str
     built: Moment
     """Seconds since 1970."""
     took_s: float
     runtime: str
-    """Version of what built it."""
+    """Version of the runtime that built the image."""
     size: int
     fingerprint: str
     sha256: str
@@ -66,7 +66,7 @@ class Image(NamedTuple):
 
     name: str
     path: str
-    """Absolute; with pyxis perhaps no file but what enroot imports."""
+    """Absolute path; with pyxis also a reference that enroot imports."""
     fingerprint: str | None
     """None: no file."""
     facts: ImageFacts | None
@@ -86,12 +86,12 @@ def expand_path(text: str, site: Site, what: str) -> str:
 
 
 def folder_of(site: Site) -> Path:
-    """The folder in which the site keeps what is built for it."""
+    """The site's folder of images."""
     return Path(expand_path(site.containers.folder, site, "containers.folder"))
 
 
 def known(site: Site) -> dict[str, str]:
-    """Name -> file of every image of the site: those it names, and those in its folder."""
+    """Name -> file of every image that the site file names or its folder holds."""
     folder = folder_of(site)
     built = {path.name.removesuffix(SUFFIX): str(path) for path in sorted(folder.glob(f"*{SUFFIX}"))}
     named = {
@@ -124,7 +124,7 @@ def find(name: str, site: Site, *, source: str) -> Image:
 
 
 def read_manifest(image: Path) -> ImageManifest | None:
-    """What was recorded beside ``image``; None: nothing, or it belongs to another build.
+    """The manifest of ``image``; None without one, or if it belongs to another build.
 
     Raises:
         ConfigError: the record cannot be read.

@@ -17,13 +17,13 @@ from hpcjobs.site.models import Site
 _PROBE = Path(__file__).with_name("probe.py")
 _TAIL_LINES = 8
 INSTALLED = "apptainer/bin/apptainer"
-"""Where containers/install_apptainer.sh puts it, below a cache folder: the machine's or the user's."""
+"""Path of containers/install_apptainer.sh's Apptainer, below the cache folder of the machine or the user."""
 PACKAGE = "/opt/hpcjobs"
-"""Where an image sees the folder that Python finds this package in."""
+"""Folder in an image that is on PYTHONPATH; this package is bound below it."""
 
 
 def program_here(site: Site) -> str:
-    """The runtime's program on this machine: what the site says, one in PATH, else what our own script installed."""
+    """The runtime's program on this machine: the site's, then one in PATH, then the one that our script installed."""
     runtime = "apptainer" if site.containers.runtime in ("pyxis", "none") else site.containers.runtime
     if site.containers.program is not None or shutil.which(runtime):
         return site.containers.program or runtime
@@ -41,7 +41,7 @@ def program_there(site: Site) -> str:
 def inside(
     site: Site, image: str, arguments: list[str], *, binds: tuple[str, ...] = (), runner: Runner = run
 ) -> Result:
-    """Run ``arguments`` in ``image`` with nothing of this machine but ``binds`` and those of the site that are here.
+    """Run ``arguments`` in ``image`` with ``binds`` and the site's binds that exist here, without home and environment.
 
     Raises:
         CommandMissingError: the runtime is not on this machine.
@@ -61,7 +61,7 @@ def inside(
 
 
 def look(site: Site, image: str, *, runner: Runner = run) -> ImageFacts:
-    """What is in ``image``.
+    """The versions of the software in ``image``.
 
     Raises:
         HpcJobsError: it does not start, or has no Python; with the last lines that were printed.
@@ -80,7 +80,7 @@ def output_tail(done: Result) -> str:
 
 
 def hint_for(done: Result, site: Site) -> str | None:
-    """What to do about the commonest ways in which an image does not start."""
+    """The fix for a common error at the start of an image; None for other errors."""
     text = done.err
     for sign, hint in (
         ("executable file not found", f"the image has no {site.containers.python}: set containers.python"),

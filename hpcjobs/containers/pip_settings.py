@@ -42,9 +42,9 @@ def _files(env: Mapping[str, str]) -> Iterator[Path]:
 
 
 def lay_out(folder: Path, *, at: str, wheels: Path | None, package: Path) -> list[tuple[str, str]]:
-    """Make ``folder``, to be seen ``at`` in the build, with ``pip.conf`` and a place for each local folder it names.
+    """Make ``folder``, bound ``at`` that path in the build, with ``pip.conf`` and a subfolder per folder that it names.
 
-    ``wheels`` are seen in its ``wheels``; ``package``, for the recipe's test, in its ``python``. Returns what to bind:
+    ``wheels`` is bound to its ``wheels``; ``package``, for the recipe's test, to its ``python``. Returns the binds as
     (source, target), ``folder`` itself first.
     """
     folder.mkdir(mode=0o700)
@@ -66,7 +66,7 @@ def lay_out(folder: Path, *, at: str, wheels: Path | None, package: Path) -> lis
             if key in _MANY and local.is_absolute() and local.is_dir():
                 if key == "find-links":
                     value = seen(local, f"{key}{number}")
-                else:  # an index may point to files beside it
+                else:  # an index may point to files in its parent folder
                     value = f"file://{seen(local.parent, f'{key}{number}')}/{local.name}"
             mapped.append(value)
         lines.append(f"{key} = " + "\n    ".join(mapped))

@@ -1,4 +1,4 @@
-"""Runs in an image, on any Python from 3.8: prints what is there, as one line of JSON.
+"""Runs in an image, on any Python from 3.8: prints the versions of its software as one line of JSON.
 
 It loads neither torch nor Horovod, which take seconds.
 """
@@ -96,7 +96,7 @@ def pmix() -> str | None:
 
 
 def main() -> None:
-    """One line: the fields of `hpcjobs.containers.images.ImageFacts`."""
+    """Print one line: the fields of `hpcjobs.containers.images.ImageFacts`."""
     packages = versions()
     told_mpi = mpi()
     facts: dict[str, Any] = {

@@ -21,11 +21,11 @@ _SECTION = re.compile(r"%(\w+)(?:\s+(from)\b)?")
 _HEADER = re.compile(r"(?i)\s*(bootstrap|from)\s*:\s*(\S+)")
 _VARIABLE = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 _REMOTE = frozenset(("docker", "library", "shub", "oras", "docker-daemon"))
-"""Kinds of ``Bootstrap:`` whose ``From:`` is no file here."""
+"""Kinds of ``Bootstrap:`` that do not read ``From:`` as a local file."""
 
 
 class Recipe(NamedTuple):
-    """One file, read."""
+    """The content of a recipe file."""
 
     name: str
     path: Path
@@ -33,7 +33,7 @@ class Recipe(NamedTuple):
     arguments: dict[str, str]
     """Name -> default, of its ``%arguments``."""
     files: tuple[Path, ...]
-    """Absolute, with its arguments' defaults: what its ``From:`` and ``%files`` take in from this machine."""
+    """Absolute paths of the local files that ``From:`` and ``%files`` take in, with the arguments' defaults."""
     about: str
     """The comment at its head."""
 
@@ -61,10 +61,10 @@ def project_recipes() -> tuple[Path, ...]:
 def find_recipe(name: str) -> Recipe:
     """The recipe called ``name``, or in the file ``name``, to be built.
 
-    A file that is named by its path is taken as it is.
+    A file that is named by its path need not be trusted.
 
     Raises:
-        RequestError: there is none. ConfigError: it cannot be read, or is a project's and not trusted.
+        RequestError: no such recipe. ConfigError: it cannot be read, or belongs to a project and is not trusted.
     """
     recipe = read_recipe(name)
     if not _is_path(name) and recipe.path in project_recipes() and not is_trusted(recipe.path, recipe_content(recipe)):
@@ -73,7 +73,7 @@ def find_recipe(name: str) -> Recipe:
 
 
 def recipe_content(recipe: Recipe) -> str:
-    """What is trusted of a recipe: its text, and the content of the images and files that it takes in."""
+    """The content of a recipe that is trusted: its text, and the images and files that it takes in."""
     files = (f"\0{path}\0{sha256(path) if path.is_file() else ''}" for path in recipe.files)
     return recipe.text + "".join(files)
 
@@ -86,7 +86,7 @@ def read_recipe(name: str) -> Recipe:
     """The recipe called ``name``, or in the file ``name`` (anything with a ``/`` or ``.def``).
 
     Raises:
-        RequestError: there is none of this name. ConfigError: it cannot be read.
+        RequestError: no recipe of this name. ConfigError: it cannot be read.
     """
     path = Path(name).expanduser().absolute() if _is_path(name) else recipes().get(name)
     if path is None:
@@ -106,7 +106,7 @@ def resolve_arguments(recipe: Recipe, given: Mapping[str, str]) -> dict[str, str
     """The recipe's arguments with the given ones in place of its defaults.
 
     Raises:
-        RequestError: it has no such argument, or a value holds what Apptainer's templates cannot.
+        RequestError: the recipe has no such argument, or Apptainer's templates cannot hold a value.
     """
     for name, value in given.items():
         if name not in recipe.arguments:
@@ -119,7 +119,7 @@ def resolve_arguments(recipe: Recipe, given: Mapping[str, str]) -> dict[str, str
 
 
 def recipe_hash(recipe: Recipe, arguments: Mapping[str, str], base_digest: str | None) -> str:
-    """The hash of all that an image depends on and is known here: recipe, arguments, files taken in, base.
+    """The hash of an image's known inputs: recipe, arguments, files taken in, base.
 
     Raises:
         ConfigError: a file that the recipe takes in is not there.
@@ -127,7 +127,7 @@ def recipe_hash(recipe: Recipe, arguments: Mapping[str, str], base_digest: str |
     digest = hashlib.sha256(recipe.text.encode())
     for name in sorted(arguments):
         digest.update(f"\0{name}={arguments[name]}".encode())
-    base = recipe.path.parent / arguments.get("base", "")  # base_digest is what is known of it
+    base = recipe.path.parent / arguments.get("base", "")  # base_digest covers it
     for path in _list_files(recipe.path.parent, recipe.text, arguments):
         if "base" in arguments and path.is_relative_to(base):
             continue
@@ -139,7 +139,7 @@ def recipe_hash(recipe: Recipe, arguments: Mapping[str, str], base_digest: str |
 
 
 def _list_files(folder: Path, text: str, arguments: Mapping[str, str]) -> Iterator[Path]:
-    """The files of this machine that a build in ``folder`` takes in; one that is not there too, as it is written."""
+    """The local files that a build in ``folder`` takes in; missing files too."""
     filled = _VARIABLE.sub(lambda match: arguments.get(match[1], match[0]), text)
     bootstrap = ""
     for line in filled.splitlines():

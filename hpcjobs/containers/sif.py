@@ -26,7 +26,7 @@ def check_whole(path: Path) -> None:
     """Refuse a file that no runtime could start.
 
     Raises:
-        ConfigError: no SIF file, shorter than it says itself, or its root file system is not where it should be.
+        ConfigError: no SIF file, shorter than its header states, or without a root file system at its place.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -51,9 +51,9 @@ def check_whole(path: Path) -> None:
 
 
 def fingerprint(path: Path) -> str:
-    """What tells one build of an image from another without reading gigabytes: 16 hex digits.
+    """Identifier of one build of an image, 16 hex digits, without reading gigabytes.
 
-    Of the size and the first 64 KiB: the header has an id of its own and times, the table those of each part.
+    Hash of the size and the first 64 KiB: the header with the image's id and times, the table with each part's times.
     The job script computes the same by stat, head and sha256sum.
     """
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Checks whether an image fits a site before anything is queued; each finding says what to do."""
+"""Checks whether an image fits a site before a job is queued; each problem comes with a fix."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TRAINERS_NEED = ("numpy", "psutil")
 
 
 class ImageFinding(msgspec.Struct, frozen=True):
-    """One thing that was looked at; an ``error`` would end a job."""
+    """Result of one check; an ``error`` would end a job."""
 
     level: Level
     about: str
@@ -33,7 +33,7 @@ class ImageFinding(msgspec.Struct, frozen=True):
 
 
 class ImageVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """All that ``hpcjobs container check`` tells."""
+    """Result of ``hpcjobs container check``."""
 
     image: str
     site: str
@@ -46,7 +46,7 @@ class ImageVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check(image: Image, site: Site, *, runner: Runner = run) -> ImageVerdict:
-    """Start ``image`` here, look into it, and hold it against ``site`` and this machine.
+    """Start ``image`` here, inspect it, and compare it with ``site`` and this machine.
 
     Raises:
         CommandMissingError: no runtime on this machine.
@@ -58,7 +58,7 @@ def check(image: Image, site: Site, *, runner: Runner = run) -> ImageVerdict:
 
 
 def _inside(image: Image, site: Site, runner: Runner) -> tuple[ImageFacts | None, list[ImageFinding]]:
-    """What is in it, and what that means here; only one finding where it does not start."""
+    """Facts about the image and their findings; only one finding if it does not start."""
     try:
         facts = look(site, image.path, runner=runner)
     except CommandMissingError:
@@ -100,7 +100,7 @@ def _python(facts: ImageFacts) -> Iterator[ImageFinding]:
 
 
 def _package(image: Image, site: Site, runner: Runner) -> Iterator[ImageFinding]:
-    """The nodes' corner of hpcjobs comes by a bind: does this Python import it there?"""
+    """Whether the image's Python imports the part of hpcjobs that runs on nodes, bound from this machine."""
     source = Path(hpcjobs.__file__).resolve().parent
     arguments = ["env", f"PYTHONPATH={PACKAGE}", site.containers.python, "-c"]
     imports = "import hpcjobs.runtime.dist, hpcjobs.trainers.commandline.config"
@@ -134,7 +134,7 @@ def _mpi(facts: ImageFacts, site: Site, runner: Runner) -> Iterator[ImageFinding
 
 
 def _check_mpi_type(site: Site, runner: Runner) -> Iterator[ImageFinding]:
-    """Whether this machine's srun has the type that the site says."""
+    """Whether this machine's srun has the site's MPI type."""
     try:
         done = runner(["timeout", "20", *list_mpi_types()], env=cluster_env(site.slurm_conf))
     except CommandMissingError:

@@ -1,4 +1,4 @@
-"""The files that a session brings to its node: code that needs only a Python, and what runs in Jupyter itself."""
+"""The files that a session brings to its node: code that needs only a Python, and extensions of Jupyter."""
 
 from __future__ import annotations
 

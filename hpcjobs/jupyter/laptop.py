@@ -52,8 +52,8 @@ def remote_of(site: Site) -> Remote:
 def connect(remote: Remote, arguments: Sequence[str], *, token: str | None, say: Say) -> int:
     """Run ``hpcjobs ARGUMENTS`` (``jupyter ...``) on the site's login node, and stay until Ctrl-C or the session's end.
 
-    A link that is lost is made anew for as long as it takes: only Ctrl-C, `hpcjobs jupyter stop` and the time limit
-    end the session. ``token`` goes to the login node by standard input. Returns the exit code: not 0 where the session
+    A lost link is opened again, for as long as it takes: only Ctrl-C, `hpcjobs jupyter stop` and the time limit
+    end the session. ``token`` goes to the login node by standard input. Returns the exit code: not 0 if the session
     could not be ended.
 
     Raises:
@@ -83,7 +83,7 @@ def follow(remote: Remote, arguments: Sequence[str], *, say: Say) -> int:
     """Keep a tunnel to the session of ``hpcjobs ARGUMENTS`` (``jupyter open ...``) until Ctrl-C; the session runs on.
 
     Raises:
-        HpcJobsError: there is no such session, or it does not answer.
+        HpcJobsError: no such session, or it does not answer.
     """
     answer = remote.ask([*arguments, "--json"])
     job_id = str(answer["job_id"])
@@ -95,7 +95,7 @@ def follow(remote: Remote, arguments: Sequence[str], *, say: Say) -> int:
 
 
 def _stop_session(remote: Remote, job_id: str, site: str, say: Say) -> bool:
-    """Whether the session is ended; says what to do where it is not."""
+    """End the session; return whether it has ended, and print the commands that end it if not."""
     for number in _ENDING_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     try:
@@ -120,7 +120,7 @@ def _interrupt_once(number: int, frame: object) -> NoReturn:
 
 @contextmanager
 def _delay_signals() -> Iterator[None]:
-    """Signals that end the session arrive after the block, and not at the ssh within it: the job's id must be known."""
+    """Delay the signals that end the session until after the block: its ssh must return the job's id first."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)
     try:
         yield
@@ -183,7 +183,7 @@ class _Link:
     def _has_port(self) -> bool:
         """Whether the tunnel may listen at its port, which remains the same once the browser knows it.
 
-        What another program answers there must not be taken for the session, whose token it would be sent.
+        Another program at this port must not be mistaken for the session: the browser would send it the token.
         """
         if not self._shown:
             self._port = find_free_port()
@@ -196,10 +196,10 @@ class _Link:
         return True
 
     def _await_page(self, tunnel: Popen[bytes]) -> bool:
-        """Whether something answers at the other end.
+        """Whether a server answers through the tunnel.
 
         Raises:
-            HpcJobsError: nothing does, and nothing ever did: the way is wrong, and not the link.
+            HpcJobsError: no answer, and none in any earlier tunnel: the address is wrong, not the link.
         """
         end = time.monotonic() + _ANSWER_S
         while not answers(self._port):
@@ -231,10 +231,10 @@ class _Link:
 
 
 def _read_way(answer: Mapping[str, Any]) -> tuple[Connection, Tunnel]:
-    """The way to a session, of which a login host chooses nothing but where it leads.
+    """The connection and tunnel in the answer of a login host, which may choose only the destination.
 
     Raises:
-        HpcJobsError: a word of it would be an option of ssh, which can run programs here, or a name that is none.
+        HpcJobsError: a word of it would be an option of ssh, which can run programs here, or is not a host name.
     """
     try:
         connection, way = Connection(**answer["connection"]), Tunnel(**answer["way"])
@@ -270,7 +270,7 @@ def answers(port: int) -> bool:
 
 
 def show(address: str, folder: Path) -> None:
-    """Open the browser by a private file that leads on: an address on its command line could be seen by everybody."""
+    """Open the browser with a private file that redirects: every user can read an address on its command line."""
     path = folder / "open.html"
     text = f'<meta charset="utf-8"><meta http-equiv="refresh" content="0;url={escape(address)}"><title>hpcjobs</title>'
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -1,4 +1,4 @@
-"""Checks whether a session can run and be reached, as far as that is known before anything is queued."""
+"""Checks whether a session can run and be reached, as far as that is known before its job is queued."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _LONGEST_ID = "4294967295"
 def check(job: Job, kind: str) -> None:
     """Refuse a session that its Python cannot run.
 
-    Only a Python named by its path can be checked here, and one that does not start here may do so on a node with its
-    modules: then the node says what is missing, seconds after the start.
+    Only a Python named by its path can be checked here. One that does not start here may start on a node with its
+    modules; the node then reports missing packages, seconds after the start.
 
     Raises:
-        RequestError: names the Python and what it lacks.
+        RequestError: the Python is too old, or lacks packages.
     """
     python = Path(job.python)
     if job.container is not None or not python.is_absolute() or not os.access(python, os.X_OK):
@@ -68,7 +68,7 @@ def check(job: Job, kind: str) -> None:
 
 
 def check_relay(settings: Settings) -> None:
-    """Refuse a session whose relay could not listen on the login host.
+    """Refuse a session if its relay could not listen on the login host.
 
     Raises:
         RequestError: the path of its socket would be too long.

@@ -20,7 +20,7 @@ _STOP_S = 5.0
 
 
 class Remote:
-    """hpcjobs on the login node, each question an ssh of its own."""
+    """hpcjobs on the login node; each question is a separate ssh."""
 
     def __init__(self, login: str, hpcjobs: str) -> None:
         self.login, self._hpcjobs = login, hpcjobs
@@ -40,10 +40,10 @@ class Remote:
             process.wait()
 
     def ask(self, arguments: Sequence[str], *, given: str | None = None) -> dict[str, Any]:
-        """The JSON it answers with; its messages go to the terminal. ``given`` is its standard input.
+        """The JSON answer to ``arguments``; messages go to the terminal. ``given`` is the standard input.
 
         Raises:
-            HpcJobsError: it failed there, or answered with something else.
+            HpcJobsError: it failed there, or its answer is not JSON.
         """
         return self._ask(self._command(arguments), given)
 
@@ -95,7 +95,7 @@ class SharedRemote(Remote):
         forwarding = ("-o", "ExitOnForwardFailure=yes", "-L", f"{port}:{way.to}")
         if _is_to_node(way):
             return starting.start(["ssh", "-N", *KEEP_ALIVE, "-o", f"ProxyCommand={shared}", *forwarding, *way.host])
-        # Not -N: an ssh that has nothing to do would leave the forwarding to the shared connection, and end.
+        # Not -N: without a command, ssh would leave the forwarding to the shared connection, and end.
         command = way.host[1:] or ("exec cat",)
         return starting.start(["ssh", *connection.options, "-T", *forwarding, self.login, *command], stdin=PIPE)
 
@@ -107,7 +107,7 @@ class SharedRemote(Remote):
             self._laptop.connection.cancel_forwarding(f"{port}:{way.to}")
 
     def submit(self, arguments: Sequence[str], *, given: str | None = None) -> dict[str, Any]:
-        """As `ask`, once, however often the connection breaks before the answer or the command is typed again."""
+        """As `ask`, but only once, even if the connection breaks before the answer or the command is typed again."""
         return self._laptop.submit(
             arguments, lambda environment: self._ask(self._command(arguments, environment), given)
         )
@@ -126,7 +126,7 @@ def find_json(output: str) -> dict[str, Any]:
     """The JSON object in ``output``: a login node's profile may print lines before and after it.
 
     Raises:
-        HpcJobsError: there is none.
+        HpcJobsError: no JSON object in it.
     """
     decoder = json.JSONDecoder()
     starts = [0, *(position + 1 for position, letter in enumerate(output) if letter == "\n")]

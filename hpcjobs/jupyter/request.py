@@ -28,14 +28,14 @@ from hpcjobs.user import user_name
 
 Kind = Literal["lab", "notebook", "code"]
 WARN_S = 300
-"""Before the time limit, at most a quarter of it: the page gets a notice, and saves."""
+"""Seconds before the time limit, at most a quarter of it, at which the page shows a notice and saves."""
 _PROGRAM = ("hpcjobs.node.session",)
 _ALLOCATION = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES")
-"""What an srun typed into a cell needs to find its allocation."""
+"""Variables that an srun typed into a cell needs to find its allocation."""
 _OF_THE_SCRIPT = (
     *("RUN_DIR", "JOB_ID", "SCHEDULER", "NNODES", "NTASKS", "NTASKS_PER_NODE", "LAUNCHED_BY", "ENDS", "IFNAME"),
 )
-"""HPCJOBS_ variables that the session's own script sets: a trainer in a cell would take its run folder for its own."""
+"""HPCJOBS_ variables of the session's script: with them, a trainer in a cell would use the session's run folder."""
 
 
 class SessionRequest(NamedTuple):
@@ -59,7 +59,7 @@ def session_request(
 
     Args:
         folder: where the server's files begin.
-        idle: end after so long without activity (``30m``; ``never``); default: what the site says.
+        idle: end after this time without activity (``30m``; ``never``); default: the site's.
         token: instead of one that is made on the node; never in a command line.
 
     Raises:
@@ -118,9 +118,9 @@ def _settings(site: Site, job: Job, *, kind: Kind, idle: str | None, token: str 
 
 
 def _relay_folder() -> str:
-    """Where a relay listens on the login host: its name cannot be taken by another user, on any host of the cluster.
+    """Folder of a relay's socket on the login host; no other user can create it, on any host of the cluster.
 
-    So no folder below one that others may write to, as /tmp: what a tunnel leads to there could be somebody else's.
+    A folder below /tmp is not used, because others may write there: a tunnel could lead to another user's socket.
     """
     return str(runtime_dir() or state_dir() / "relay")
 
@@ -147,7 +147,7 @@ def private_token(path: Path) -> str:
     """The token in ``path``; ``-`` is standard input.
 
     Raises:
-        RequestError: no such file, others may read it, or what it holds is no token.
+        RequestError: no such file, others may read it, or its content is not a token.
     """
     try:
         from_pipe = str(path) == "-"
@@ -170,14 +170,14 @@ def _idle_s(text: str) -> int:
 
 
 def _login(site: Site, user: str) -> str | None:
-    """Where a laptop's ssh goes: the site's login host, or this one; a local site is reached by ssh only from afar."""
+    """The ssh destination of a laptop: the site's login host, or this host; None for a local site used without ssh."""
     login = site.login_host
     if login is not None:
         named = login.user is not None or "@" in login.host
         return (login if named else replace(login, user=user)).destination
     if not site.kind.has_nodes and "SSH_CONNECTION" not in os.environ:
         return None
-    # A host whose own name is an alias of 127.0.0.1 in /etc/hosts has localhost for its full name.
+    # getfqdn returns localhost if /etc/hosts has the host name as an alias of 127.0.0.1.
     names = (name for name in (socket.getfqdn(), socket.gethostname()) if name.partition(".")[0] != "localhost")
     if (name := next(names, None)) is None:
         raise RequestError(

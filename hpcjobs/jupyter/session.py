@@ -50,13 +50,13 @@ class Session(NamedTuple):
 
     @property
     def command(self) -> tuple[str, ...] | None:
-        """What to type on the laptop."""
+        """The command to type on the laptop; None without a `tunnel`."""
         way = self.tunnel
         return None if way is None or self.connection is None else way.command(local_port(self.connection))
 
     @property
     def url(self) -> str | None:
-        """What to open then, with the token; None: no server answers."""
+        """The address to open then, with the token; None: no server answers."""
         return None if self.connection is None else page(self.connection, local_port(self.connection))
 
 
@@ -77,7 +77,7 @@ def start(request: SessionRequest) -> Entry:
 
 
 def look(entry: Entry, *, connect: Connect = connect) -> Session:
-    """The session of ``entry`` as it is now."""
+    """The current state of the session of ``entry``."""
     record = statuses([entry], connect=connect)[0].records[0]
     return _session(entry, record)
 
@@ -96,7 +96,7 @@ def await_answer(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> Session:
-    """Wait until the session's server answers; ``progress`` hears what the scheduler says meanwhile.
+    """Wait until the session's server answers; ``progress`` gets the scheduler's records until then.
 
     The queue is asked after a second, then every ten; the session's own files are looked at in between.
 
@@ -146,7 +146,7 @@ def find(job: str | None, *, site: str | None = None) -> Entry:
     """The session that ``job`` names as of `select`; None: the newest one.
 
     Raises:
-        UnknownJobError: there is none, or the job is no session.
+        UnknownJobError: no such session.
     """
     if job is None:
         known = [entry for entry in entries_of(site) if _is_session(entry)]
@@ -162,7 +162,7 @@ def find(job: str | None, *, site: str | None = None) -> Entry:
 def stop(
     entries: list[Entry], *, connect: Connect = connect, pause: Callable[[float], None] = time.sleep
 ) -> list[Entry]:
-    """End sessions, and wait until no queue knows them any more; returns those that had not ended before."""
+    """End sessions, and wait until no queue lists them any more; return the sessions that had not ended before."""
     running = [job.entry for job in statuses(entries, connect=connect) if not _over(job.records[0].state)]
     cancel(running, connect=connect)
     delay = _LOOK_S

@@ -13,7 +13,7 @@ from hpcjobs import __version__
 
 
 class PageTable(NamedTuple):
-    """A table; columns of numbers stand at the right."""
+    """A table; columns of numbers are aligned right."""
 
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -21,13 +21,13 @@ class PageTable(NamedTuple):
 
     @property
     def numeric(self) -> list[bool]:
-        """Whether each column has numbers, or nothing, in all rows."""
+        """Whether each column holds only numbers and empty cells."""
         columns = zip(*self.rows, strict=True) if self.rows else [()] * len(self.headers)
         return [bool(column) and all(map(_is_number, column)) for column in columns]
 
 
 class Picture(NamedTuple):
-    """A figure with what it shows: quantity, unit, interval, source; and the figures behind it."""
+    """A figure with its caption (quantity, unit, interval, source) and a table of its numbers."""
 
     title: str
     caption: str
@@ -50,7 +50,7 @@ def render(
     """A page; the content is escaped.
 
     Args:
-        facts: what the reader must know to compare: site, partition, node model, period, source. None: not known.
+        facts: site, partition, node model, period and source, which a comparison needs. None: not known.
     """
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(

@@ -21,7 +21,7 @@ from hpcjobs.files import naming_errors
 
 INK: Final = "#1c2430"
 BEHIND: Final = "#fefefe"
-"""Colours of text and of what stands behind it; a page replaces them and those of lines by its own."""
+"""Colours of text and background; a page replaces these and the line colours (`_ON_PAGE`)."""
 GREY: Final = "#8a8f98"
 COLOURS: Final = ("#1f5fa8", "#c2571a", "#2c7a4b", "#7a3fa0", "#b08900", "#2a8fa0", "#b5446e", GREY)
 """Lines and areas: the page's --c0 to --c7, which have lighter shades on a dark page."""
@@ -32,9 +32,9 @@ _WIDTH: Final = 4.8
 _LEGEND_SIZE: Final = 9.5
 """Letter size of a legend, in points."""
 _LEGEND_LINE: Final = 0.2
-"""Height of a line of it, in inches."""
+"""Height of a line of a legend, in inches."""
 _LEGEND_SHARE: Final = 0.93
-"""Of the width of a figure: a browser may have other letters."""
+"""Share of a figure's width that a legend may fill: the letters of a browser may be wider."""
 _STYLE: Final[dict[Any, Any]] = {
     "svg.fonttype": "none",  # text stays text: smaller files, and a page can be searched
     "svg.hashsalt": "hpcjobs",  # the same study gives the same file
@@ -70,7 +70,7 @@ def style_axes(axes: Axes) -> None:
 
 
 def add_legend(figure: Figure) -> None:
-    """A legend below the axes, where it covers nothing; the figure grows by its lines."""
+    """Add a legend below the axes, so that it covers no data; the figure grows by its lines."""
     (axes, *_) = figure.axes
     handles, labels = axes.get_legend_handles_labels()
     if handles:
@@ -84,14 +84,14 @@ def add_legend(figure: Figure) -> None:
 
 
 def _split_columns(labels: Sequence[str], count: int) -> list[list[str]]:
-    """As matplotlib does: the first columns are longer by one."""
+    """Split labels as matplotlib does: the first columns are longer by one."""
     short, more = divmod(len(labels), count)
     ends = [short * number + min(number, more) for number in range(count + 1)]
     return [list(labels[begin:end]) for begin, end in itertools.pairwise(ends)]
 
 
 def _legend_width(labels: Sequence[str], columns: int) -> float:
-    """In points: a handle of 2.8 letters stands before each label, 2 letters between columns."""
+    """Width in points: a handle of 2.8 letters before each label, 2 letters between columns."""
     widest = [max(map(_text_width, part)) for part in _split_columns(labels, columns)]
     return sum(widest) + _LEGEND_SIZE * (2.8 * columns + 2 * (columns - 1) + 0.8)
 
@@ -132,7 +132,7 @@ def to_svg(figure: Figure) -> str:
 
 
 def save(made: dict[str, Figure], folder: Path) -> list[Path]:
-    """NAME.png and NAME.svg of each."""
+    """Write NAME.png and NAME.svg of each figure; return their paths."""
     written = []
     for name, figure in made.items():
         for kind in ("png", "svg"):

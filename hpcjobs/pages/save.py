@@ -1,4 +1,4 @@
-"""Writes pages and tables; an error names the file, also where a full disk ends the writing in the middle."""
+"""Writes pages and tables; an error names the file, also if the disk fills up during the write."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def save_csv(path: Path, frame: pl.DataFrame) -> None:
 
 
 def save_parquet(path: Path, frame: pl.DataFrame) -> None:
-    """Write a table as Parquet. polars' own errors have neither a number nor a name."""
+    """Write a table as Parquet, through a buffer: errors of polars have neither an error number nor a file name."""
     buffer = io.BytesIO()
     frame.write_parquet(buffer)
     with naming_errors(path):

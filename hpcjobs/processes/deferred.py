@@ -1,4 +1,4 @@
-"""Defers the signals that would end this process while it does what must not stop half-way."""
+"""Defers the signals that would end this process, during work that must not stop half-way."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOTE = b"hpcjobs: interrupted: this ends when the scheduler has answered, so th
 def defer_signals() -> Iterator[list[int]]:
     """Within the block, signals of `ENDING` are noted in the list given; the first is raised again after it.
 
-    In a thread other than the main one nothing is deferred: Python runs handlers in the main thread alone.
+    Only the main thread defers signals, because Python runs handlers in the main thread alone.
     """
     received: list[int] = []
     if current_thread() is not main_thread():

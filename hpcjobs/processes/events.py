@@ -30,14 +30,14 @@ class SignalPipe:
             return []
 
     def close(self) -> None:
-        """Undo: for a child that makes its own."""
+        """Stop noting signals, and close the pipe."""
         signal.set_wakeup_fd(-1)
         os.close(self._read)
         os.close(self._write)
 
 
 class SupervisorEvents:
-    """What a supervisor waits for: signals, and a FIFO through which others wake it."""
+    """Events that wake a supervisor: signals, and a FIFO that other processes write to."""
 
     def __init__(self, fifo: str) -> None:
         # Read and write: a FIFO that has only readers reports its end for ever.
@@ -55,6 +55,6 @@ class SupervisorEvents:
             return bool(numbers)
 
     def close(self) -> None:
-        """For one that listens for another job from now on."""
+        """Stop noting signals, and close the FIFO."""
         self._signals.close()
         os.close(self._fifo)

@@ -1,6 +1,6 @@
 """Children that start with clean signals, end when their parent ends, or notice that it has ended.
 
-Every launch loads this module: it does without what is slow to load (``subprocess``, ``typing``).
+Every launch loads this module, so it imports no module that is slow to load (``subprocess``, ``typing``).
 """
 
 import contextlib
@@ -33,7 +33,7 @@ def die_with_parent(parent: int, number: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent ends, so that none escapes by forking twice."""
+    """Become the parent of orphaned descendants, so that none escapes by forking twice."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -43,11 +43,10 @@ def _prctl(option: int, value: int) -> None:
 
 
 def fork() -> int:
-    """Fork; the child starts with the default answer to every signal, also to those that Python, and
-    shells that start commands in the background, ignore.
+    """Fork; the child starts with the default action for every signal.
 
-    One that arrives in between is delivered afterwards: the child would otherwise answer it with a
-    copy of this process's handler, that is, not at all.
+    Python, and shells that start commands in the background, ignore some signals. A signal that arrives during the fork
+    is delivered after it: the child would otherwise pass it to a copy of this process's handler, and lose it.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     pid = os.fork()
@@ -67,7 +66,7 @@ def is_on_path(program: str, path: "str | None" = None) -> bool:
 
 
 def start_child(argv: "list[str]", environ: "dict[str, str]", prepare: "Callable[[], None]") -> int:
-    """Start ``argv`` in a child of clean signals that calls ``prepare`` first; its process id.
+    """Start ``argv`` in a child with clean signals that calls ``prepare`` first; its process id.
 
     A child that cannot become the program reports it on standard error, and ends with code 126 or 127 as in a shell.
     """
@@ -107,7 +106,7 @@ def fork_call(action: "Callable[[], None]") -> int:
 
 
 def continue_in_background() -> None:
-    """Go on as a child of the process that started this one's parent; the parent ends here, with code 0."""
+    """Continue in a forked child; the calling process ends here, with code 0."""
     if os.fork():
         os._exit(0)
 
@@ -117,7 +116,7 @@ class Guard:
 
     def __init__(self, action: "Callable[[], None]") -> None:
         read, self._write = os.pipe()
-        # Signals meant for the whole group must not end the one who is to outlive it.
+        # A signal to the whole process group must not end the guard, which has to outlive the group.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
         self.pid = os.fork()
         if self.pid == 0:
@@ -127,7 +126,7 @@ class Guard:
         os.close(read)
 
     def release(self) -> None:
-        """Stand down, and be waited for."""
+        """End the guard without its action, and wait for it."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self._write, b".")
         os.close(self._write)

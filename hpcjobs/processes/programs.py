@@ -1,4 +1,4 @@
-"""Starting programs on the submit side: what an enclosing job left in the environment is hidden from them."""
+"""Starts programs on the submit side, without the variables that an enclosing job left in the environment."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ LEAKING_NAMES = frozenset(
     )
 )
 _SETTINGS = ("OMPI_MCA_", "PMIX_MCA_")
-"""What users and modules set for Open MPI; inside a task of mpirun it sets those of `_OF_MPIRUN` itself."""
+"""Prefixes of settings that users and modules make for Open MPI; inside a task mpirun itself sets `_OF_MPIRUN`."""
 _OF_MPIRUN = (
     *("OMPI_MCA_orte_", "OMPI_MCA_ess", "OMPI_MCA_pmix", "OMPI_MCA_initial_wdir", "OMPI_MCA_mpi_oversubscribe"),
     *("OMPI_MCA_shmem_RUNTIME_QUERY_hint", "PMIX_MCA_mca_base_component_show_load_errors"),
 )
 NOT_LEAKING = frozenset(("SLURM_CONF", "SLURM_CLUSTERS"))
-"""Variables of an enclosing job: those that begin with `LEAKING` or stand in `LEAKING_NAMES`, but for `NOT_LEAKING`."""
+"""Variables of an enclosing job: prefixes (`LEAKING`), names (`LEAKING_NAMES`) and exceptions (`NOT_LEAKING`)."""
 
 _SILENCE_S = 10.0
-"""After this time without an answer of a command of Slurm's the user is told."""
+"""Time after which the user is told that a Slurm command has not answered."""
 # Defaults of a user for commands typed by hand: SQUEUE_STATES or SCANCEL_STATE would hide jobs from us.
 _USER_DEFAULTS = tuple(f"{command.upper()}_" for command in slurm_commands.NAMES)
 
@@ -55,11 +55,11 @@ class Runner(Protocol):
 
 
 def clean_env(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment without what an enclosing job left in it.
+    """The environment without the variables of an enclosing job.
 
-    A submission from inside a job or a salloc shell would otherwise hand its task layout, CPU
-    binding and rank to the new job; SLURM_CONF and SLURM_CLUSTERS say which cluster, and stay. So do
-    the settings of Open MPI; those of sbatch (SBATCH_ACCOUNT) are read into the job (`job/layers.py`).
+    A submission from inside a job or a salloc shell would otherwise pass its task layout, CPU binding and rank to the
+    new job. SLURM_CONF and SLURM_CLUSTERS select the cluster, and stay, as do the settings of Open MPI. The settings of
+    sbatch (SBATCH_ACCOUNT) are read into the job (`job/layers.py`).
     """
     source = os.environ if environ is None else environ
     of_launchers = _OF_MPIRUN if "OMPI_COMM_WORLD_RANK" in source else ()
@@ -75,7 +75,7 @@ def clean_env(environ: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def command_env(program: str) -> dict[str, str]:
-    """The environment of a program that hpcjobs starts; Slurm's commands do without the user's defaults for them."""
+    """The environment of a program that hpcjobs starts; for Slurm commands without the user's defaults."""
     env = clean_env()
     if os.path.basename(program) not in slurm_commands.NAMES:
         return env
@@ -106,8 +106,8 @@ def start(
 def run(argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
     """Run ``argv`` to its end; ``env`` is added to the clean environment.
 
-    A command of Slurm's is out of reach of the terminal's Ctrl-C, which would end an sbatch before its answer: this
-    process alone is interrupted, and decides what becomes of the command.
+    Ctrl-C in the terminal does not reach a Slurm command, because it would end an sbatch before its answer. Only this
+    process is interrupted, and either ends the command or waits for it.
 
     Raises:
         CommandMissingError: the program is not on PATH.
@@ -116,7 +116,7 @@ def run(argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] |
     silence = Timer(_SILENCE_S, _report_silence, [argv[0]])
     silence.daemon = True
     try:
-        if own_session and os.path.basename(argv[0]) != "srun":  # whose step may run for long
+        if own_session and os.path.basename(argv[0]) != "srun":  # the step of an srun may run for long
             silence.start()
         return starting.run(argv, cwd=cwd, env=command_env(argv[0]) | dict(env or {}), new_session=own_session)
     except (FileNotFoundError, PermissionError) as error:
@@ -136,7 +136,7 @@ def run_following(
     cwd: str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> int:
-    """As `run`, for a program that takes minutes: ``each`` line it prints is handed on as it comes; its exit code.
+    """Run ``argv`` as `run` does, and pass each line of output to ``each`` at once; its exit code.
 
     Raises:
         CommandMissingError: the program is not on PATH.
@@ -166,8 +166,8 @@ def run_in_terminal(
         if interrupts > 1:
             raise KeyboardInterrupt
 
-    # The terminal interrupts the program too, which ends in its own way; the next interrupt kills it. This process may
-    # be interrupted before it knows that the program has started, so the first one is only noted.
+    # Ctrl-C also interrupts the program, which then ends by itself; the next Ctrl-C kills it. This process may be
+    # interrupted before it knows that the program has started, so it only counts the first interrupt.
     terminal = signal.getsignal(signal.SIGINT) is signal.default_int_handler and current_thread() is main_thread()
     if terminal:
         signal.signal(signal.SIGINT, count)
@@ -188,7 +188,7 @@ def run_in_terminal(
 
 
 def _missing(program: str, cwd: str | None, error: OSError) -> Exception:
-    """The error that names a missing program; ``error`` where it is there, or its working folder is not."""
+    """The error that names a missing program; ``error`` itself if only its working folder or permission is missing."""
     from hpcjobs.processes.fork import is_on_path  # loads ctypes, which a program that starts does without
 
     if (cwd is not None and not os.path.isdir(cwd)) or (isinstance(error, PermissionError) and is_on_path(program)):

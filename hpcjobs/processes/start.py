@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     import asyncio
 
 Stream = Union[int, IO[bytes], None]
-"""None: as this process has it."""
+"""None: inherited from this process."""
 
 
 class Result(NamedTuple):
-    """What a finished program left: exit code, standard output, standard error."""
+    """Exit code, standard output and standard error of a finished program."""
 
     code: int
     out: str
@@ -69,13 +69,13 @@ def run(
     errors: str = "surrogateescape",
     new_session: bool = False,
 ) -> Result:
-    """Run ``argv`` to its end, and return what it printed.
+    """Run ``argv`` to its end, and return its exit code and output.
 
     Args:
         env: its whole environment; None: this process's.
         given: its standard input.
         show_errors: its standard error is this process's, and is not in the result.
-        errors: what becomes of bytes that are not UTF-8, as for ``bytes.decode``.
+        errors: how to decode bytes that are not UTF-8, as for ``bytes.decode``.
 
     Raises:
         OSError: it cannot be started. subprocess.TimeoutExpired: it was killed after ``timeout_s``.
@@ -93,7 +93,7 @@ def run(
 
 
 def start_daemon(argv: Sequence[str], *, env: Mapping[str, str], log: str) -> int:
-    """Start ``argv``, a full path first, in a session of its own, its output in ``log``; its process id.
+    """Start ``argv``, a full path first, in a new session with its output in ``log``; its process id.
 
     Not by `start`: the object that it returns complains when it is dropped while the program lives, and a daemon is to
     outlive this process. Signals that Python ignores are set back to their defaults.
@@ -113,7 +113,7 @@ def start_daemon(argv: Sequence[str], *, env: Mapping[str, str], log: str) -> in
 
 
 async def start_async(argv: Sequence[str], *, env: Mapping[str, str]) -> "asyncio.subprocess.Process":
-    """As `start`, in a session of its own, with its input and output as streams of the running event loop."""
+    """Start ``argv`` in a new session, with its input and output as streams of the running event loop."""
     import asyncio
 
     return await asyncio.create_subprocess_exec(*argv, stdin=PIPE, stdout=PIPE, env=dict(env), start_new_session=True)

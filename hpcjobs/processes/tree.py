@@ -1,6 +1,6 @@
 """Finds the processes of a job on this machine, and ends them.
 
-Every job and every launch loads this module: it does without what is slow to load (``typing``).
+Every job and every launch loads this module, so it imports no module that is slow to load (``typing``).
 """
 
 import contextlib
@@ -19,7 +19,7 @@ else:
     Leader = tuple
 
 MARK = "HPCJOBS_LOCAL_JOB"
-"""Variable that names the job's folder in every process of a job, also in those that left its session."""
+"""Variable with the job's folder, in every process of a job, also in processes that left its session."""
 _KILL_ROUNDS, _KILL_WAIT_S = 5, 2.0
 
 
@@ -35,7 +35,7 @@ class Process:
 
 
 def identity(pid: int) -> "Leader | None":
-    """The process that has the number ``pid`` now; None: there is none."""
+    """The identity of the process that now has the number ``pid``; None: it has ended."""
     process = _read(pid)
     return None if process is None else (pid, process.start_ticks, boot_id())
 
@@ -53,7 +53,7 @@ def boot_id() -> str:
 
 
 def _read(pid: int) -> "Process | None":
-    """None: it has ended, perhaps without having been waited for."""
+    """The process ``pid``; None: it has ended, also if it is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -71,12 +71,12 @@ def parent(pid: int) -> "int | None":
 
 
 def is_alive(pid: int) -> bool:
-    """Whether ``pid`` runs; a zombie, whose exit status no parent reads, does not."""
+    """Whether ``pid`` runs; a zombie does not."""
     return _read(pid) is not None
 
 
 def children(pid: int) -> "list[int]":
-    """Living processes whose parent is ``pid``."""
+    """Living child processes of ``pid``."""
     return [process.pid for process in _table() if process.ppid == pid]
 
 
@@ -99,7 +99,7 @@ def _table() -> "Iterator[Process]":
 
 
 def _mark(pid: int) -> "bytes | None":
-    """The job folder a process carries in its environment; None: none, or not ours to read."""
+    """The job's folder in the environment of ``pid``; None: not set, or not readable by this user."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             entries = file.read().split(b"\0")
@@ -151,7 +151,7 @@ def send(pids: "Iterable[int]", number: int) -> None:
 
 
 def end(living: "Callable[[], list[int]]", *, grace_s: float) -> None:
-    """SIGTERM to all that are ``living``, and after ``grace_s`` SIGKILL until none is."""
+    """Send SIGTERM to all ``living`` processes, and after ``grace_s`` SIGKILL until none lives."""
     if grace_s > 0:
         pids = living()
         send(pids, signal.SIGTERM)

@@ -43,9 +43,9 @@ def find_code() -> CodeFolder:
 
 
 def copy_code(code: CodeFolder, connection: LoginConnection, target: str) -> None:
-    """Copy what git tracks or would track to ``target``, and remove there what an earlier copy brought and is no more.
+    """Copy all files that git does not ignore to ``target``, and remove copies of files that no longer exist here.
 
-    What jobs have written there stays.
+    Files that jobs have written there stay.
 
     Raises:
         RequestError: too much, or a home folder. HpcJobsError: rsync failed.
@@ -78,7 +78,7 @@ def _chosen_files(root: Path) -> list[Path]:
 
 
 def _record(connection: LoginConnection, target: str) -> Path:
-    """The list of what was copied."""
+    """The path of the list of copied files."""
     folder = state_dir() / "remote"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     digest = hashlib.sha256(f"{connection.destination}\0{target}".encode("utf-8", "surrogateescape")).hexdigest()

@@ -29,16 +29,16 @@ KEEP_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3", "-o
 LOST = 255
 """Exit code of an ssh that did not reach the other side, or lost it."""
 _LINES, _LONGEST_LINE = 8, 200
-"""Of what a program printed, in a message."""
+"""Lines, and characters of a line, that a message quotes from a program's output."""
 _PERSIST = "10m"
 _LONGEST_SOCKET = 104
 """Bytes of the path of a socket on macOS; Linux has four more."""
 _NAME_OF_SOCKET = 40 + 1 + 17
-"""What ssh adds to the folder: a hash, and random letters while it makes the socket."""
+"""Bytes that ssh adds to the folder: a hash, and random letters while it makes the socket."""
 _AS_TYPED = ("-o", "LogLevel=ERROR", "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none")
 
-# The user's shell there may be any: only words in single quotes, which csh and fish read as bash does, reach it. What a
-# profile prints for people is dropped: standard output is that of the program alone.
+# The user's shell there may be any: it gets only words in single quotes, which csh and fish read as bash does. Output
+# of a profile is dropped: standard output comes from the program alone.
 _OUTER = 'exec 9>&1 1>/dev/null; exec bash -l -c "$0" "$1"'
 _INNER = 'exec 1>&9 9>&-; eval "$(printf %s "$0" | base64 -d)"'
 
@@ -48,7 +48,7 @@ class NoConnectionError(HpcJobsError):
 
 
 class LoginConnection:
-    """The way to a login host."""
+    """The ssh connection to a login host."""
 
     def __init__(self, login: Login) -> None:
         self.login = login
@@ -64,7 +64,7 @@ class LoginConnection:
         return programs.run(["ssh", *self._control, "-O", "check", self.destination]).code == 0
 
     def open(self) -> None:
-        """Connect, unless it is done. ssh prints its own messages, and asks in the terminal.
+        """Connect, unless the connection is open. ssh prints its messages and asks in the terminal.
 
         Raises:
             NoConnectionError: ssh did not get through.
@@ -117,7 +117,7 @@ class LoginConnection:
         return result
 
     def run_here(self, script: str) -> int:
-        """Run ``script`` with this terminal; its exit code, or that of an ssh that lost the connection (`is_lost`)."""
+        """Run ``script`` with this terminal; its exit code, or ssh's if the connection is lost (`is_lost`)."""
         if sys.stdin.isatty() and sys.stdout.isatty():
             return run_in_terminal(self.command(script, terminal=True))
         with programs.start(self.command(script), stdin=_standard_input()) as process:
@@ -128,11 +128,11 @@ class LoginConnection:
                 raise
 
     def is_lost(self, code: int) -> bool:
-        """Whether ``code`` is that of an ssh that lost the connection, and not that of the program."""
+        """Whether ``code`` means that ssh lost the connection, and is not the exit code of the program."""
         return code < 0 or (code == LOST and not self.is_open())
 
     def copy(self, arguments: Sequence[str], *, given: str = "") -> None:
-        """Run rsync, whose ``arguments`` name a path there by `path_there`; ``given`` is its standard input.
+        """Run rsync; its ``arguments`` name a path there by `path_there`, ``given`` is its standard input.
 
         Raises:
             HpcJobsError: it failed. NoConnectionError: the connection was lost. CommandMissingError: no rsync here.
@@ -157,24 +157,24 @@ class LoginConnection:
         )
 
     def path_there(self, path: str) -> str:
-        """``path`` as rsync names it; its own shell there gets it quoted, as every version of rsync expects."""
+        """``path`` in the notation of rsync, unquoted: option ``-s`` keeps the shell there from expanding it."""
         host = self.login.host if self.login.user is None else f"{self.login.user}@{self.login.host}"
         return f"{host}:{path}"
 
 
 def last_lines(text: str) -> str:
-    """The end of what a program printed, short enough for a message: banners of ssh and of hosts are long."""
+    """The last lines of a program's output, short enough for a message: banners of ssh and of hosts are long."""
     lines = text.strip().splitlines()[-_LINES:]
     return "\n".join(line if len(line) <= _LONGEST_LINE else f"…{line[-_LONGEST_LINE:]}" for line in lines)
 
 
 def _standard_input() -> int | None:
-    """Standard input where something is given; a terminal that nobody reads would stop ssh in the background."""
+    """None (inherited), or DEVNULL for a terminal, which would stop an ssh in the background."""
     return DEVNULL if sys.stdin is None or sys.stdin.isatty() else None
 
 
 def _read_settings(destination: str) -> dict[str, str]:
-    """What ~/.ssh/config says of a host.
+    """The settings of ssh for a host, from ~/.ssh/config and its defaults.
 
     Raises:
         HpcJobsError: ssh refuses its configuration.
@@ -203,7 +203,7 @@ def _socket_folder() -> str:
 
 
 def _folder_in_tmp() -> Path:
-    """A folder below /tmp whose name nobody can know beforehand and take; the next command finds it again."""
+    """A folder below /tmp with a random name, so that it cannot be taken beforehand; recorded for the next command."""
     record = state_dir() / "ssh_sockets"
     with contextlib.suppress(OSError, ValueError):
         if _is_private(known := Path(record.read_text("utf-8"))):

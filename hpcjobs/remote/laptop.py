@@ -21,9 +21,9 @@ from hpcjobs.site.models import Login
 
 OFF = "HPCJOBS_REMOTE"
 RESULTS = Path("results")
-"""The folder below the current one that gets what a command wrote on the login host."""
+"""Folder below the current one for files that a command wrote on the login host."""
 _OF_GIT = (".git", "head")
-"""A folder with a file HEAD can be a bare repository, whose configuration names programs that git then runs."""
+"""A folder with a file HEAD can be a bare repository, and git runs programs that its configuration names."""
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)
 Say = Callable[[str], None]
 Answer = TypeVar("Answer")
@@ -32,7 +32,7 @@ _HANDED_ON = ("NO_COLOR", "HPCJOBS_DEBUG", "HPCJOBS_READ_ONLY", "HPCJOBS_BUDGET"
 
 
 class Target(NamedTuple):
-    """Where the commands of this laptop run."""
+    """The login host and the site for the commands of this laptop."""
 
     login: Login
     site: str | None
@@ -42,7 +42,7 @@ class Target(NamedTuple):
 
 
 def choose_place(root: Path, name: str | PurePosixPath) -> Path:
-    """The place below ``root`` for a file or folder that a login host calls ``name``: never outside, by no link.
+    """The path below ``root`` for a file or folder that a login host calls ``name``; never outside or through a link.
 
     Raises:
         HpcJobsError: the name leads elsewhere, or to a folder of git.
@@ -69,7 +69,7 @@ class Laptop:
         self._host = LoginHost(self.connection, sites, code_name=self._code.name, say=say)
 
     def connect(self, *, with_code: bool) -> None:
-        """Open the connection and bring there what is missing; ``with_code``: the code as it is now too.
+        """Open the connection and prepare the login host; ``with_code``: copy the current code too.
 
         Raises:
             HpcJobsError: that is not possible.
@@ -96,8 +96,8 @@ class Laptop:
     def run(self, arguments: Sequence[str], *, submits: bool) -> int:
         """Run ``hpcjobs ARGUMENTS`` there with this terminal; its exit code.
 
-        Where it ``submits``, the code goes along, and a connection that breaks meanwhile is made anew: what was
-        submitted is not submitted again. Files that the command was asked to write are fetched.
+        If it ``submits``, the code is copied first, and a connection that breaks is opened again; no job is submitted
+        twice. Files that the command was asked to write are fetched.
 
         Raises:
             NoConnectionError: the login host is out of reach.
@@ -110,11 +110,11 @@ class Laptop:
     def submit(self, arguments: Sequence[str], send: Callable[[Mapping[str, str]], Answer]) -> Answer:
         """Have ``send`` run ``arguments`` there, with the environment that it is given, until there is an answer.
 
-        A connection that breaks meanwhile is made anew; the environment has the same token each time, also when the
-        same command is typed again: what was submitted is not submitted again.
+        A connection that breaks is opened again. The environment has the same token each time, also when the same
+        command is typed again, so that no job is submitted twice.
 
         Raises:
-            NoConnectionError: the login host is out of reach. HpcJobsError: of ``send``, which is an answer too.
+            NoConnectionError: the login host is out of reach. HpcJobsError: raised by ``send``; it counts as an answer.
         """
         unanswered, is_repeated = submissions.find_or_record(self.connection.destination, arguments)
         if is_repeated:

@@ -23,7 +23,7 @@ from hpcjobs.wheel import build_wheel, digest_package
 _MARK = "hpcjobs-laptop:"
 _NO_PYTHON, _OLD_PYTHON = 41, 42
 
-# Nothing is printed but lines that begin with the mark: the shell's own files may print more.
+# Lines of the answer begin with the mark: the shell's start-up files may print others.
 _PREPARE = """
 data=${{XDG_DATA_HOME:-$HOME/.local/share}}/hpcjobs
 code={code}/{name}
@@ -64,7 +64,7 @@ _CHECK = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))"
 
 
 class RemoteFolders(NamedTuple):
-    """Where things are on a login host."""
+    """Folders of hpcjobs on a login host."""
 
     data: str
     code: str
@@ -117,7 +117,7 @@ class LoginHost:
         return place
 
     def hpcjobs(self, place: RemoteFolders) -> str:
-        """How hpcjobs is called there, as words of bash."""
+        """The command of hpcjobs there, as words of bash."""
         own = f"exec {shlex.quote(f'{place.data}/installed/{_version_name()}/bin/hpcjobs')}"
         return self._connection.login.command or own
 
@@ -178,14 +178,14 @@ class LoginHost:
 
 @functools.cache
 def _version_name() -> str:
-    """The folder of this very version."""
+    """Name of the folder for this version and content of hpcjobs."""
     return f"{__version__}-{digest_package()[:12]}"
 
 
 def pack_sites(named: Path | None) -> SiteFiles:
-    """The file ``named`` with those beside it that it extends, and the files of the user and of the centre.
+    """Pack the file ``named`` with the files in its folder that it extends, and the files of the user and the centre.
 
-    Those of the project go with the code.
+    Files of the project are copied with the code.
 
     Raises:
         ConfigError: ``named`` is of a project and not trusted, or a file that it extends is missing.
@@ -219,7 +219,7 @@ def _chain_beside(named: Path | None) -> list[Path]:
 
 
 def _expand_there(path: str) -> str:
-    """``path`` as a word of bash that expands ``~`` and ``$VARIABLES`` and nothing else."""
+    """``path`` as a word of bash in which only ``~`` and ``$VARIABLES`` are expanded."""
     home = re.match(r"~(?=/|\Z)", path)
     parts = re.split(r"\$(?:\{(\w+)\}|(\w+))", path[1:] if home else path)
     arguments = ['"$HOME"'] if home else []

@@ -13,7 +13,7 @@ from threading import Thread
 from hpcjobs.files import append_lines
 
 OUTPUTS = "HPCJOBS_OUTPUTS"
-"""Names a file to which each file is added that the command was asked to write."""
+"""Variable with the path of a list: the command adds each file that it was asked to write."""
 _AGAIN_S = 1.0
 
 
@@ -27,8 +27,8 @@ def record_output(path: Path) -> None:
 def end_with_connection() -> None:
     """Have this process end, as by a closed terminal, when its output has no reader any more.
 
-    Without a terminal sshd leaves a program alone whose connection has ended; of a shared connection, where the ssh of
-    one command has ended, it closes standard output alone. While SIGHUP is ignored, for a submission, it is sent again.
+    Without a terminal, sshd does not end the program when the connection ends. If one ssh of a shared connection ends,
+    sshd only closes standard output. SIGHUP is sent every second, because a submission ignores it until it is recorded.
     """
     Thread(target=_watch, daemon=True).start()
 

@@ -35,7 +35,7 @@ class _SubmissionLine(Unanswered, frozen=True, kw_only=True):
 
 
 def find_or_record(destination: str, arguments: Sequence[str]) -> tuple[Unanswered, bool]:
-    """The same command of the same folder that got no answer, and whether there was one; recorded as new if not."""
+    """The unanswered command with this folder and ``arguments``, and True; or a new record, and False."""
     newest = _newest(destination, arguments)
     if newest is not None and not newest.answered:
         return Unanswered(newest.token, newest.sent), True
@@ -45,7 +45,7 @@ def find_or_record(destination: str, arguments: Sequence[str]) -> tuple[Unanswer
 
 
 def mark_answered(destination: str, arguments: Sequence[str]) -> None:
-    """Forget the command: the next of its kind is a new one."""
+    """Record the answer: the same command typed again is a new one."""
     newest = _newest(destination, arguments)
     if newest is not None and not newest.answered:
         _append(msgspec.structs.replace(newest, answered=True))

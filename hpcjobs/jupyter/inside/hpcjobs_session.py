@@ -1,6 +1,6 @@
 """Runs in the Jupyter server of a session: reports the last activity and the newest notice for its users.
 
-Loaded by the server's own Python, which need not have hpcjobs: this file stands alone.
+Loaded by the server's own Python, which need not have hpcjobs: this file does not import it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ class SessionHandler(APIHandler):
 
 
 def _last_activity(settings: dict[str, Any]) -> float:
-    """Seconds since 1970: of a kernel, a terminal, or a request that changed something; an open page alone is none."""
+    """Time of the last activity in seconds since 1970: a kernel, a terminal, or a request that changed something.
+
+    An open page alone does not count.
+    """
     moments = [settings["hpcjobs_changed"]]
     kernels = settings["kernel_manager"]
     for kernel_id in kernels.list_kernel_ids():
