@@ -1,7 +1,7 @@
 """Trainers that every site runs: a trainer is a strategy over a workload.
 
-Every module here whose name does not start with `_` is a trainer: it has `main(argv) -> exit code`,
-runs as `python -m hpcjobs.trainers.NAME`, and shows its flags without loading torch.
+Each module of this package is a trainer, unless its name starts with `_`. It has `main(argv) -> exit code`, runs as
+`python -m hpcjobs.trainers.NAME`, and shows its flags without loading torch.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 checkpoints/step-00000120/state.pt        torch.save: model, optimizer, scaler, RNG by rank
 checkpoints/step-00000120/parts/          sharded tensors, by torch.distributed.checkpoint
 
-Each rank writes its shards into its own file, so no rank ever holds more. A world of another size or layout reads its
-shards from all files.
+Each rank writes its shards into a separate file, so no rank holds complete tensors. Ranks of another world size or
+layout read their shards from all files.
 
 `CheckpointWriter` writes in the background, from copies in buffers that are used again.
 """
@@ -54,7 +54,7 @@ def _join(where: Where) -> str:
 
 
 def split_tensors(tree: Any, where: Where = ()) -> tuple[Any, dict[str, DTensor]]:
-    """The tree with a mark in the place of each tensor in parts, and these by the key of their place."""
+    """Return the tree with a mark in place of each sharded tensor, and the sharded tensors by their path."""
     if isinstance(tree, DTensor):
         return {MARK: _join(where)}, {_join(where): tree}
     if not isinstance(tree, dict):
@@ -154,7 +154,7 @@ def _read_parts(folder: Path, tree: Any, placed: Callable[[Where], torch.Tensor 
         mine, there = placed(where), known[_join(where)]
         assert isinstance(there, TensorStorageMetadata)
         parts[_join(where)] = torch.empty(there.size, dtype=there.properties.dtype) if mine is None else mine
-    with warnings.catch_warnings():  # one process alone, as the export: that is meant
+    with warnings.catch_warnings():  # the export runs in one process on purpose
         warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
         load(dict(parts), storage_reader=reader)
     return put_tensors_back(tree, parts)
@@ -225,7 +225,7 @@ def read(
 
 
 class CheckpointWriter(BackgroundWriter):
-    """One writer, or one of several that write together, each its parts; then every method is a collective call."""
+    """One writer, or one of several that each write their parts; then every method is a collective call."""
 
     def __init__(
         self,

@@ -80,9 +80,9 @@ def restore(state: dict[str, Any], stepper: Stepper, group: RankGroup) -> None:
 
 
 def take_settings(optimizer: torch.optim.Optimizer, saved: dict[str, Any], *, complete: bool) -> None:
-    """Give the groups of a saved state the settings that this run's flags, strategy and torch have.
+    """Replace the settings in the parameter groups of a saved state by this run's settings.
 
-    `complete`: all settings; else the flags alone, since a workload's own optimizer may keep other values there.
+    Without `complete`, replace only OF_FLAGS: a workload's own optimizer may keep other values in its groups.
     """
     for group, fresh in zip(saved["param_groups"], optimizer.param_groups, strict=True):
         group.update({key: value for key, value in fresh.items() if key != "params" and (complete or key in OF_FLAGS)})

@@ -1,8 +1,9 @@
 """``python -m hpcjobs.trainers.collectives.gpus``: one process for each GPU measures it, and the links between GPUs.
 
-Started once on each node, it starts a process for each GPU that it sees; they form one world. Each multiplies large
-matrices in bf16, some of integers, whose product is known exactly, copies its memory, and copies to its neighbours, one
-GPU of a node at a time. Then NCCL sums within nodes and over all of them. Rank 0 writes the figures.
+Start it once on each node: it starts a process for each visible GPU, and all processes form one world. Each process
+checks a product of integer matrices against the exact result, multiplies large bf16 matrices, copies within the memory
+of its GPU, and copies to the other GPUs of the node, one GPU of a node at a time. Then NCCL sums within nodes and over
+all nodes. Rank 0 writes the figures.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def copy_to_peers(device: torch.device, size_bytes: int) -> tuple[dict[str, floa
 
 
 def best_time(work: Callable[[], object], device: torch.device, *, least_s: float = 0.0) -> float:
-    """The shortest of several rounds that together take some time, after one that starts libraries."""
+    """Return the shortest of several rounds, in total at least `least_s` long, after a round that starts libraries."""
     seconds: list[float] = []
     while len(seconds) < 1 + ROUNDS or sum(seconds[1:]) < least_s:
         synchronize(device)
@@ -183,7 +184,7 @@ def time_sum(group: RankGroup, size: int, *, within: dist.ProcessGroup | None, r
 
 
 def run_rank(flags: argparse.Namespace) -> int:
-    """One process of the world."""
+    """Run one process of the world, and return its exit code."""
     sizes = ON_CPU if flags.device == "cpu" else ON_GPU
     try:
         with join_world(DistEnv.from_environ(os.environ), device=flags.device, timeout_s=60) as group:
@@ -198,7 +199,7 @@ def run_rank(flags: argparse.Namespace) -> int:
 
 
 def describe_missing_gpus(visible: int, environ: Mapping[str, str]) -> str | None:
-    """Return a message if Slurm gave the job more GPUs of this node than CUDA shows, else None."""
+    """Return a message if Slurm gave the job more GPUs of this node than CUDA shows; None otherwise."""
     requested = gpus_on_node(environ)
     if visible >= requested or environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):  # CUDA shows one slice
         return None
@@ -212,7 +213,7 @@ def find_port() -> int:
 
 
 def start_ranks(flags: argparse.Namespace, count: int) -> int:
-    """One process for each GPU of this node; the first exit code that is not 0."""
+    """Start one process for each GPU of this node, and return the first exit code that is not 0."""
     node = DistEnv.from_environ(os.environ)
     port = find_port() if node.master_port is None else node.master_port + PORT_OFFSET
     common = {"MASTER_ADDR": node.master_addr, "MASTER_PORT": port, "WORLD_SIZE": node.world_size * count}
@@ -234,7 +235,7 @@ def start_ranks(flags: argparse.Namespace, count: int) -> int:
 
 
 def become_rank(flags: argparse.Namespace, variables: Mapping[str, str]) -> NoReturn:
-    """The start of a process; the job's number of tasks is that of the nodes here."""
+    """Run one rank in a new process, without HPCJOBS_NTASKS: the job has one task per node, not per rank."""
     os.environ.pop("HPCJOBS_NTASKS", None)
     os.environ.update(variables)
     sys.exit(run_rank(flags))

@@ -1,4 +1,4 @@
-"""All-reduce beside torch's own: over Horovod, and over MPI by mpi4py."""
+"""All-reduce over Horovod and over MPI (mpi4py), to compare with torch's all-reduce."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hpcjobs.trainers.distributed.process_group import RankGroup
 
 
 def over_horovod(group: RankGroup) -> tuple[str, Reduce]:
-    """Horovod, started as the trainer does it."""
+    """All-reduce by Horovod, started as in the trainer."""
     from hpcjobs.trainers.strategies.horovod_world import hvd, start
 
     name = start(group.env, group.hosts, controller="auto", share=group.from_first, log=lambda _: None)
@@ -15,10 +15,10 @@ def over_horovod(group: RankGroup) -> tuple[str, Reduce]:
 
 
 def over_mpi(group: RankGroup) -> tuple[str, Reduce]:
-    """MPI itself, where the launcher speaks to it.
+    """All-reduce by MPI.
 
     Raises:
-        WorldMismatch: it does not.
+        WorldMismatch: MPI cannot start on all ranks.
     """
     from hpcjobs.trainers.distributed.mpi import Mpi
 

@@ -1,7 +1,7 @@
 """``python -m hpcjobs.trainers.collectives.sweep``: time all-reduce by size, over torch's group, Horovod or MPI.
 
-Every rank of a launch runs it, as it would run a trainer; rank 0 writes the figures. A time is that of the slowest
-rank, and the best of several rounds.
+Every rank of a launch runs it, like a trainer; rank 0 writes the figures. The time of a round is measured on the
+slowest rank, and the best of several rounds counts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Reduce = Callable[[torch.Tensor], None]
 
 
 def over_group(group: RankGroup) -> tuple[str, Reduce]:
-    """torch.distributed, with the backend that the device has."""
+    """All-reduce by torch.distributed, with the backend of the device."""
 
     def reduce(values: torch.Tensor) -> None:
         dist.all_reduce(values)

@@ -168,12 +168,12 @@ class Config:
 
 
 def check_arguments(trainer: str, argv: Sequence[str]) -> str:
-    """Read ``argv`` as ``trainer`` will; the workload that they name.
+    """Parse ``argv`` as ``trainer`` will, and return the name of the workload.
 
-    A workload of the user's own is not imported, so that arguments which may be its flags pass.
+    A user's own workload is not imported, so unknown arguments pass: they may be its flags.
 
     Raises:
-        UnknownFlagError: there is no such flag. UsageError: a value that a flag cannot have.
+        UnknownFlagError: a flag is unknown. UsageError: a flag has an invalid value.
     """
     arguments = [arg for arg in argv if arg not in ("-h", "--help")]
     parser = _parser(trainer)

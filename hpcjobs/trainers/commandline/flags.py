@@ -73,7 +73,7 @@ def parse_step_range(text: str) -> StepRange:
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises instead of exiting: one rank alone is to speak."""
+    """Raises instead of exiting, so that one rank alone prints the error."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.prog}: {message}", hint=f"{self.prog} --help")
@@ -102,7 +102,7 @@ def add_flags(parser: argparse.ArgumentParser, owner: type[Any], *, title: str) 
 
 
 def _escape(text: str) -> str:
-    """For argparse, which takes a percent sign for the beginning of a name."""
+    """Double percent signs, which argparse would read as the start of a format."""
     return text.replace("%", "%%")
 
 
@@ -151,13 +151,13 @@ def parse_as(kind: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def read_flags(owner: type[T], parsed: argparse.Namespace) -> T:
-    """The value of `owner` that a parsed command line says."""
+    """Return `owner` with the values of a parsed command line."""
     values = {item.name: getattr(parsed, item.name) for item in fields(owner)}  # type: ignore[arg-type]
     return owner(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
 
 
 class UnknownFlagError(UsageError):
-    """An argument that no flag stands for."""
+    """An argument that is not a known flag."""
 
     def __init__(self, trainer: str, argument: str, *, hint: str) -> None:
         super().__init__(f"{trainer}: unknown argument {argument!r}", hint=hint)
@@ -165,10 +165,10 @@ class UnknownFlagError(UsageError):
 
 
 def parse_all(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse, and answer an unknown flag with the nearest known one.
+    """Parse the arguments; the error for an unknown flag names the nearest known one.
 
     Raises:
-        UnknownFlagError: there is no such flag. UsageError: a value that a flag cannot have.
+        UnknownFlagError: a flag is unknown. UsageError: a flag has an invalid value.
     """
     parsed, unknown = parser.parse_known_args(argv)
     if unknown:

@@ -31,7 +31,7 @@ from hpcjobs.trainers.commandline.own_workload import find_function
 
 @contextmanager
 def pause_collection() -> Iterator[None]:
-    """No collection inside until `collect_new_objects`, and none over all objects as the process ends."""
+    """Turn the collector off until `collect_new_objects`, and do not collect all objects as the process ends."""
     was_on = gc.isenabled()
     gc.disable()
     atexit.register(gc.freeze)
@@ -83,7 +83,7 @@ def launch(
 ) -> int:
     """Run `strategy` ("module:Class", made with the values of `flags`) in the loop `train`; the exit code."""
     config = Config()
-    stop = listen() if control_dir() is not None else None  # at once: a signal kills who does not listen yet
+    stop = listen() if control_dir() is not None else None  # first: without a handler, a signal kills
     try:
         with pause_collection():
             env = DistEnv.from_environ({} if asks_for_help(argv) else os.environ)
@@ -142,7 +142,7 @@ def record_failure(trainer: str, config: Config, error: TrainerError) -> None:
 
 
 def report(error: TrainerError) -> int:
-    """Say it once. Before ranks can talk, all meet the same error: the others wait for rank 0's line."""
+    """Report an error on one rank. Before ranks meet, all have the same error: rank 0 prints it, the others wait."""
     if isinstance(error, AlreadyReported):
         return error.code
     if error.elected or own_rank() == "0":
@@ -193,7 +193,7 @@ def asks_for_help(argv: Sequence[str] | None) -> bool:
 
 
 def set_library_environment(env: DistEnv) -> None:
-    """Before torch is loaded: libraries read these once."""
+    """Set the variables that libraries read once, before torch is loaded."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # hides retries of a connection
     if "OMP_NUM_THREADS" not in os.environ:
         cores = len(os.sched_getaffinity(0))

@@ -59,7 +59,7 @@ def _load_from_folder(package: str, folder: str) -> None:
 
 
 def _refuse_other_parameters(name: str, function: Callable[..., Any]) -> None:
-    """The function takes the config, and its own flags by name alone."""
+    """Raise UsageError unless the config is the only required positional parameter of the function."""
     own = getattr(function, "__name__", "the function")
     positional = [one for one in signature(function).parameters.values() if one.kind in POSITIONAL]
     if not positional:

@@ -74,7 +74,7 @@ class Draw(NamedTuple):
 
 
 class Order(Protocol):
-    """One rank's batches, each with the seed for whatever its dataset draws at random."""
+    """One rank's batches, each with the seed for the random draws of its dataset."""
 
     def __iter__(self) -> Iterator[Draw]: ...
 
@@ -85,11 +85,10 @@ class Order(Protocol):
 class EpochOrder:
     """One rank's batches of sample numbers in one epoch, from any step on in O(1) loads.
 
-    As torch's DistributedSampler: one permutation per (seed, epoch) on all ranks, filled up from its
-    own start to a multiple of the world size, dealt out like cards. So step s of any world with the
-    same global batch holds the same samples. What is left after `first_sample` samples is dealt out anew, so
-    that a world of another size takes each of them once. Not filled up, some ranks have a sample less, and
-    so perhaps a batch less than `len` says.
+    As in torch's DistributedSampler, all ranks draw one permutation per (seed, epoch), repeat its first samples up to
+    a multiple of the world size, and take every n-th sample. So step s of any world with the same global batch holds
+    the same samples. The samples after `first_sample` are dealt out to the ranks of this world, each of them once.
+    Without `fill`, some ranks have one sample less, and may have one batch less than `len`.
     """
 
     count: int
@@ -132,8 +131,8 @@ class EpochOrder:
 
 @dataclass(frozen=True)
 class HeldOutOrder:
-    """One rank's part of the held-out samples. All ranks have as many batches, since the passes of a sharded model
-    are collective: a batch of no samples stands for a pass that is not counted."""
+    """One rank's part of the held-out samples. All ranks have the same number of batches, since the passes of a
+    sharded model are collective; a batch without samples makes a pass that is not counted."""
 
     count: int
     rank: int
@@ -164,11 +163,10 @@ def derive_seed(*parts: object) -> int:
 
 
 class SeededDataset:
-    """Sets the global generators before each batch: what a dataset draws depends on seed, rank, epoch and step alone,
-    neither on the number of workers nor on whether the run was interrupted.
+    """Seeds the global generators before each batch: random draws depend on seed, rank, epoch and step alone.
 
-    A dataset with `read_augmented(numbers, seed)` gets the seed of the pass: what it draws for a sample from that
-    and the sample's number is the same at every world size too.
+    They do not depend on the number of workers or on interruptions. A dataset with `read_augmented(numbers, seed)` gets
+    the seed of the pass: draws from this seed and a sample's number are the same at every world size.
     """
 
     def __init__(self, dataset: BatchDataset) -> None:
@@ -203,7 +201,7 @@ def set_generators(state: State) -> None:
 
 
 def preserve_generators(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """The batches of a source in this process, whose draws and those of the model do not disturb each other."""
+    """Yield the batches of a source in this process; the source and the model keep separate random generators."""
     own: State | None = None
     while True:
         models = read_generators()
@@ -235,7 +233,7 @@ class _CurrentOrder:
 class Loader:
     """Batches on the device. Without workers it reads the dataset itself; worker processes live as long as the run.
 
-    A dataset with `on_device`, such as synthetic data, makes its batches on a GPU: nothing is read or copied.
+    A dataset with `on_device`, such as synthetic data, makes its batches on a GPU, without reads or copies.
     """
 
     def __init__(self, dataset: BatchDataset, *, device: torch.device, workers: int) -> None:
@@ -262,7 +260,7 @@ class Loader:
         yield from batches if self._made_on_device else prefetch(batches, self._device)
 
     def _read(self, draw: Draw) -> Batch:
-        """In this process: the generators of the model go on as if nothing had been drawn."""
+        """Read in this process, then restore the random generators of the model."""
         before = read_generators()
         try:
             return self._dataset[draw]

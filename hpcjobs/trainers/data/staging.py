@@ -1,7 +1,7 @@
 """`--stage-to`: one rank of each node copies the data to the node's own disk, and all ranks read it there.
 
-The others wait by the store of the launch, and not in a collective, whose time limit a copy may exceed. A rank that
-copies counts up in the store; rank 0 looks after all of them, and the store ends with rank 0.
+The other ranks wait for a key in the launch's store: a copy may exceed the time limit of a collective. Each rank that
+copies increases a counter in the store, and rank 0 watches the counters. The store ends with rank 0.
 
 Threads copy the files under a temporary name, and the complete copy is renamed. Its name has the source's path and a
 hash of the names, sizes and times of its files. The next copy uses unchanged files of an interrupted or older one.
@@ -43,7 +43,7 @@ NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file to copy, as it was when it was listed."""
+    """A file to copy, with its size and time when it was listed."""
 
     path: str
     """Relative to the source; empty where the source is one file."""
@@ -81,13 +81,13 @@ Report = Callable[[CopyProgress], None]
 
 @dataclass
 class NodeCopy:
-    """Copies sources into `folder`; `report` hears of the progress every `REPORT_S`, whatever a file takes."""
+    """Copies sources into `folder`, and reports the progress every `REPORT_S`, also during a large file."""
 
     folder: Path
     report: Report
     progress: CopyProgress = field(default_factory=CopyProgress)
     copied_files: int = 0
-    """Without those that were there."""
+    """Excludes files that were already there."""
 
     def copy(self, sources: Sequence[Path]) -> dict[Path, Path]:
         """The copy of each source.
@@ -136,7 +136,7 @@ class NodeCopy:
         return target
 
     def _complete(self, source: Source, root: Path, pool: ThreadPoolExecutor) -> None:
-        """Copy what `root` lacks; files that older copies have with this size and time are linked."""
+        """Add the missing files to `root`: link them from older copies with the same size and time, or copy them."""
         root.parent.mkdir(parents=True, exist_ok=True)
         for folder in source.folders:
             (root / folder).mkdir(exist_ok=True)
@@ -174,12 +174,12 @@ class NodeCopy:
                     future.result()
         finally:
             stop.set()
-            wait(running)  # nothing is written once this is left
+            wait(running)  # no thread writes after this function ends
         self.copied_files += len(files)
 
     @contextmanager
     def _lock(self, beside: Path) -> Iterator[None]:
-        """One process at a time makes a copy; the lock of one that was killed is free."""
+        """Hold the lock of a copy, so that one process at a time makes it; a killed process releases its lock."""
         while True:
             beside.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(beside, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -245,7 +245,7 @@ def list_folder(source: Path, relative: str, parents: tuple[tuple[int, int], ...
 
 
 def name_copy(source: Source) -> str:
-    """A name of its own for each state of the source: what has changed since it was copied is copied again."""
+    """Return a name that depends on the state of the source, so changed data is copied again."""
     state = hashlib.sha256(os.fsencode("\0".join(source.folders)))
     for file in source.files:
         state.update(os.fsencode(f"\0{file.path}\0{file.size_bytes}\0{file.mtime_ns}"))
@@ -253,7 +253,7 @@ def name_copy(source: Source) -> str:
 
 
 def glob_copies(path: Path) -> str:
-    """A pattern of the names that copies of this path have, whatever its state was."""
+    """Return a glob pattern for the names of all copies of this path."""
     return f"{glob.escape(path.stem)}-{_hash_place(path)}-????????{glob.escape(path.suffix)}"
 
 
@@ -317,10 +317,10 @@ SILENT_S = 60.0
 
 
 def stage_data(config: Config, group: RankGroup) -> Config:
-    """The flags with the names of the copies.
+    """Return the flags with the paths of the copies.
 
     Raises:
-        UsageError: --tokens names single files, which are not all that a copy needs, or a copy cannot be made.
+        UsageError: --tokens names a file instead of its folder, or a copy cannot be made.
         PeerLost: the rank that copies on a node no longer runs.
     """
     if config.stage_to is None:
@@ -358,7 +358,7 @@ class Staging:
             self._watch = StagingWatch(self.group, self._store, copiers, self.silent_s)
 
     def stage(self, sources: Sequence[Path]) -> dict[str, str]:
-        """The copy of each source that is there, once every node has its own."""
+        """Return the copy of each existing source, once all nodes have copied."""
         if self.group.rank == self._copier:
             try:
                 self._copy(sources)
@@ -376,7 +376,7 @@ class Staging:
         return copies
 
     def _copy(self, sources: Sequence[Path]) -> None:
-        """The workload reports missing files."""
+        """Copy the existing sources; the workload reports missing files."""
         copy = NodeCopy(self.folder, self._report)
         try:
             copies = copy.copy([source for source in sources if source.exists()])
@@ -416,7 +416,7 @@ class Staging:
 
 
 class StagingWatch:
-    """Rank 0's look at the ranks that copy: progress in the log and the run folder, and whether each still runs."""
+    """Rank 0's watch over the ranks that copy: reports their progress, and raises if one no longer runs."""
 
     def __init__(self, group: RankGroup, store: PrefixStore, copiers: Sequence[int], silent_s: float) -> None:
         self._group, self._store, self._copiers, self._silent_s = group, store, copiers, silent_s
@@ -427,7 +427,7 @@ class StagingWatch:
         self._file = None if folder is None else Path(folder) / PROGRESS_FILE
 
     def look(self) -> None:
-        """Raise `PeerLost` where a rank has stopped counting; tell all where every node is ready."""
+        """Raise `PeerLost` if a rank stopped counting; notify all ranks once every node is ready."""
         now = time.monotonic()
         passed_s = min(now - self._looked, 2 * MOST_POLL_S)  # more: this process was suspended, as were the others
         self._looked = now
@@ -452,7 +452,7 @@ class StagingWatch:
             self._show({rank: one for rank, (_, one) in progress.items()})
 
     def close(self) -> None:
-        """Nobody copies any more."""
+        """Remove the progress file."""
         if self._file is not None:
             self._file.unlink(missing_ok=True)
 
@@ -463,7 +463,7 @@ class StagingWatch:
         return fields.pop("beats"), CopyProgress(**fields)
 
     def _show(self, pending: dict[int, CopyProgress]) -> None:
-        """The node that is furthest behind, and how many are ready."""
+        """Log the node that is furthest behind, and the number of ready nodes."""
         rank, last = min(pending.items(), key=lambda item: item[1].size_bytes / max(1, item[1].total_bytes))
         host, ready = self._group.hosts[rank], len(self._copiers) - len(pending)
         self._group.log(f"staging: {ready} of {len(self._copiers)} nodes ready; {host}: {describe_progress(last)}")

@@ -25,7 +25,7 @@ def collate_samples(samples: list[Any]) -> Batch:
     """Collate samples by torch's `default_collate`.
 
     Raises:
-        UsageError: it does not know how.
+        UsageError: `default_collate` cannot collate them.
     """
     try:
         return default_collate(samples)
@@ -54,7 +54,7 @@ class CollatedDataset:
 
 
 class Stream:
-    """The samples of an iterable dataset. Each pass over it is the same on every rank, which takes its own samples.
+    """The samples of an iterable dataset. Every rank makes the same passes, and takes its share of the samples.
 
     A rank iterates over all samples and keeps every n-th one, unless the dataset has `iterate(start, step)`, which
     yields samples start, start + step, start + 2·step, … of a pass. `set_epoch(number)` is called before each pass.
@@ -141,7 +141,7 @@ def _adapt_map_style(dataset: Any, collate: Collate | None, *, field: str, workl
     return CollatedDataset(dataset, collate)
 
 
-MOST_WORKERS = 8  # more rarely read faster than one GPU trains, and each has its own memory
+MOST_WORKERS = 8  # one GPU rarely needs more, and each worker takes memory
 
 
 def choose_workers(dataset: Any, *, device_type: str, cores: int) -> tuple[int, str]:
@@ -156,7 +156,7 @@ def choose_workers(dataset: Any, *, device_type: str, cores: int) -> tuple[int, 
 
 
 def resolve_workers(config: Config, dataset: Any, group: RankGroup) -> Config:
-    """The flags with a number of workers, which is printed where it was not given; a collective call."""
+    """Return the flags with a number of workers, and log the number if it was chosen here; a collective call."""
     if config.workers is not None:
         return config
     allowed = cast(list[Set[int]], group.gather(os.sched_getaffinity(0)))
@@ -232,8 +232,8 @@ class TrainingData:
 class StreamBatches(IterableDataset[Batch]):
     """One rank's batches of a stream; each of several worker processes yields its share of them, in turn.
 
-    What the stream draws at random depends on `seed` alone: it is the same on all ranks, and a resumed run, which
-    passes over the samples before its step, draws it again.
+    The stream's random draws depend on `seed` alone, so they are the same on all ranks. A resumed run iterates over the
+    samples before its step too, so it repeats their draws.
     """
 
     def __init__(

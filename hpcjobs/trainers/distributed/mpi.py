@@ -1,7 +1,7 @@
-"""MPI beside the process group: the same ranks, met by the launcher, summing tensors of the CPU.
+"""MPI in addition to the process group: sums CPU tensors over the same ranks, connected by the launcher.
 
-Started by a launcher that does not speak to this MPI each rank would be a world of its own. So all ranks agree
-beforehand that they may start it, and compare afterwards.
+If the launcher does not support this MPI, each rank becomes a separate world. So all ranks agree beforehand that MPI
+may start, and afterwards compare its ranks and size with theirs.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from hpcjobs.runtime.exits import WorldMismatch
 from hpcjobs.trainers.distributed.process_group import RankGroup
 
 SPEAKS = {"Open MPI": ("PMIX_RANK", "OMPI_COMM_WORLD_RANK"), "MPICH": ("PMI_RANK", "PMIX_RANK")}
-"""In which variables a launcher tells each process its rank, if it speaks to an MPI."""
+"""Variables with the rank of each process, by the MPI that a launcher supports."""
 
 
 def launcher_supports(library: str, rank: int) -> bool:
-    """Whether the variables of ``library`` say which rank this is.
+    """Whether a variable of ``library`` has the number of this rank.
 
-    A rank that an elastic agent started has the variables of the agent, which may be of another rank.
+    Ranks of an elastic agent inherit the agent's variables, which may have another number.
     """
     return any(os.environ.get(name) == str(rank) for name in SPEAKS.get(library.split(" v")[0], ()))
 
@@ -39,7 +39,7 @@ class Mpi:
         """Start MPI on all ranks of ``group``, or on none: a collective call.
 
         Raises:
-            WorldMismatch: in words why not; the same on every rank.
+            WorldMismatch: MPI cannot start, or its world differs from the group; raised on every rank.
         """
         module, problem = _load_mpi4py(group)
         problems = [str(other) for other in group.gather(problem) if other]
@@ -54,12 +54,12 @@ class Mpi:
         return cls(module)
 
     def sum(self, values: torch.Tensor) -> None:
-        """Sum over all ranks, in place; ``values`` lie end to end in the memory of the CPU."""
+        """Sum over all ranks, in place; ``values`` are contiguous in CPU memory."""
         self._world.Allreduce(self._mpi.IN_PLACE, values.numpy())
 
 
 def shorten_version(version: str) -> str:
-    """Name and version of an MPI, from what it says of itself: ``Open MPI v4.1.4``."""
+    """Return name and version from the version text of an MPI, such as ``Open MPI v4.1.4``."""
     return version.splitlines()[0].split(",")[0].replace("MPICH Version:", "MPICH").strip("\0\t ")
 
 
@@ -73,7 +73,7 @@ def describe_launcher() -> str:
 
 
 def _load_mpi4py(group: RankGroup) -> tuple[Any, str | None]:
-    """mpi4py's module, not started yet, and why it must not be."""
+    """Return mpi4py's module, not started yet, or the reason why MPI must not start."""
     if group.device.type != "cpu":
         return None, "gradients on a GPU travel by NCCL"
     try:

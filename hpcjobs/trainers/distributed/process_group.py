@@ -46,7 +46,7 @@ def format_cores(cores: Set[int]) -> str:
 
 
 def describe_shared_cores(hosts: Sequence[str], ranks: Sequence[tuple[int, Set[int]]]) -> Iterator[str]:
-    """A line for each host whose ranks have more threads than cores; `ranks` are threads and allowed cores by rank."""
+    """Yield a warning for each host with more threads than cores; `ranks` has threads and allowed cores by rank."""
     for host in dict.fromkeys(hosts):
         here = [mine for name, mine in zip(hosts, ranks, strict=True) if name == host]
         threads, cores = sum(count for count, _ in here), set().union(*(allowed for _, allowed in here))
@@ -65,7 +65,7 @@ def count_cores_per_rank(hosts: Sequence[str], allowed: Sequence[Set[int]]) -> i
     )
 
 
-PEER_SPEAKS_S = 3.0  # a rank whose peer went away waits so long for the peer's own words
+PEER_SPEAKS_S = 3.0  # a rank that lost a peer waits this long for the peer's error
 CLAIM_LINGERS_S = 1.0
 LOST = ("gloo/transport", "Horovod has been shut down")
 """In addition to `gpu_errors`."""
@@ -94,7 +94,7 @@ def translate_error(error: Exception, env: DistEnv) -> TrainerError | None:
             f"rank {env.rank} ran out of memory",
             hint="a smaller --batch-size with a larger --accumulate keeps the result, or ask for more --mem",
         )
-    if isinstance(error, dist.DistBackendError):  # NCCL's, of no known kind: its own text and its traceback
+    if isinstance(error, dist.DistBackendError):  # an unknown NCCL error keeps its text and traceback
         return None
     if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and any(w in text for w in LOST)):
         return translate_gpu_error(gpu_errors.LOST, extract_facts(text), env)
@@ -160,8 +160,8 @@ def _await_claim(store: Store) -> None:
 COLLECTIVE_TIMEOUT = {"gloo": timedelta(hours=1), "nccl": timedelta(hours=1)}
 """By backend, for one collective. Longer than the watchdog's limit: the watchdog names the rank that is behind."""
 _HELD: list[dist.ProcessGroup | None] = []
-"""Until `release_groups`: whoever lets a group go last waits for gloo's threads, which may need the interpreter to end.
-Python's own reference waits without it; that of DDP's reducer would wait with it, for ever."""
+"""References to groups, until `release_groups`. The last owner of a group waits for gloo's threads, which may need the
+GIL to end. A Python reference releases the GIL for the wait; DDP's reducer would hold it for ever."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ class RankGroup:
 def join_world(
     env: DistEnv, *, device: str, timeout_s: float, stall_after_s: float | None = None
 ) -> Iterator[RankGroup]:
-    """Form the world, or say who is missing; inside, errors from below are translated, and reported by one rank.
+    """Form the world, or name the missing ranks; inside, errors are translated, and one rank reports them.
 
     Args:
         timeout_s: for all ranks to arrive.
@@ -252,13 +252,13 @@ def join_world(
             raise
         raise elect_reporter(ours, env, store) from error
     finally:
-        # a failed NCCL group would wait here for the peers it lost; the process's end does without
+        # to destroy a failed NCCL group would wait for lost peers; the end of the process does not
         if dist.is_initialized() and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             dist.destroy_process_group()
 
 
 def release_groups() -> None:
-    """Drop the groups of worlds that were left, once the models that used them are gone."""
+    """Drop the references to process groups, after the models that used them are collected."""
     if _HELD:
         gc.collect()
         _HELD.clear()
@@ -275,7 +275,7 @@ def _form(env: DistEnv, store: Store, device_name: str, timeout_s: float, stall_
 
 
 def name_backend(device: torch.device) -> str:
-    """What carries tensors of this device. AMD's RCCL stands behind torch's name nccl."""
+    """Return the collective library for tensors of this device; torch's nccl is RCCL on AMD GPUs."""
     if device.type != "cuda":
         return "gloo"
     return "nccl" if torch.version.hip is None else "rccl"
@@ -311,9 +311,7 @@ def choose_device(name: str, env: DistEnv, environ: Mapping[str, str]) -> torch.
             hint="nvidia-smi or rocm-smi on the node, and a torch with CUDA or ROCm; --device cpu trains without GPUs",
         )
     if not torch.cuda.is_available():
-        if visible > 0 and (
-            name == "cuda" or requested is not None
-        ):  # NVML also counts GPUs on which CUDA does not start
+        if visible > 0 and (name == "cuda" or requested is not None):  # NVML also counts GPUs that CUDA cannot start
             raise explain_failed_start(visible, env)
         if name == "auto":
             return torch.device("cpu")
@@ -321,7 +319,7 @@ def choose_device(name: str, env: DistEnv, environ: Mapping[str, str]) -> torch.
 
 
 def explain_failed_start(visible: int, env: DistEnv) -> TrainerError:
-    """Why CUDA does not start, in its own text: an error of the configuration unless the text names a fault."""
+    """Return the error of CUDA's start with CUDA's text: BadConfiguration, unless the text is of a known kind."""
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         reason = "torch.cuda.is_available() is False"
@@ -336,7 +334,7 @@ def explain_failed_start(visible: int, env: DistEnv) -> TrainerError:
 
 
 def requests_gpus(environ: Mapping[str, str]) -> str | None:
-    """The variable by which the scheduler says that this job has GPUs, with its value; None: it has none."""
+    """Return the scheduler's variable for the GPUs of this job, as NAME=VALUE; None without GPUs."""
     count = environ.get("SLURM_GPUS_ON_NODE", "")
     if count not in ("", "0"):
         return f"SLURM_GPUS_ON_NODE={count}"

@@ -1,4 +1,4 @@
-"""Has all ranks meet at one store before any collective; after a deadline it names those that are absent."""
+"""Lets all ranks meet at one store before any collective, and names the absent ranks after a deadline."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ VERDICT_GRACE_S = 10.0  # rank 0 starts its wait later than the others, by at mo
 
 
 def open_store(env: DistEnv, timeout_s: float) -> Store:
-    """The key-value store of this launch: rank 0 keeps it, or torchrun's agent.
+    """Return the key-value store of this launch, hosted by rank 0 or by torchrun's agent.
 
-    A store of an agent outlives its ranks: each start has its own part of it, by the agent's count of restarts.
+    An agent's store outlives its ranks: each start uses a separate prefix, with the agent's count of restarts.
     """
     if env.master_port is None:
         return HashStore()
@@ -47,7 +47,7 @@ def open_store(env: DistEnv, timeout_s: float) -> Store:
 
 
 def _await_port(host: str, port: int, timeout_s: float) -> None:
-    """Until rank 0 listens; the last reason why it could not be reached is the one raised."""
+    """Wait until rank 0 listens; after `timeout_s`, raise the last OSError of the connection."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -155,7 +155,7 @@ def _absent(env: DistEnv, here: dict[int, str], timeout_s: float) -> RendezvousE
 
 
 def _silent_nodes(here: Iterable[str]) -> str:
-    """The nodes of the allocation from which no rank came, where Slurm says what the allocation is."""
+    """Name the nodes of SLURM_JOB_NODELIST without a rank; empty if every node has one, or no node has."""
     nodes = hosts_of(os.environ.get("SLURM_JOB_NODELIST", ""))
     arrived = {host.partition(".")[0] for host in here}
     silent = [node for node in nodes if node.partition(".")[0] not in arrived]

@@ -1,4 +1,4 @@
-"""When a trainer saves checkpoints and from which one it resumes; the vote of its ranks on a request to stop."""
+"""Decides when a trainer saves checkpoints and where it resumes; combines the ranks' requests to stop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hpcjobs.trainers.optimization.step import Stepper
 
 
 class PipelinedMax:
-    """The largest number of all ranks, one call late: the answer is that of the call before, so no rank waits."""
+    """The maximum over all ranks, one call late: a call returns the result of the call before, so no rank waits."""
 
     def __init__(self) -> None:
         self._largest = torch.zeros((), dtype=torch.int32)
@@ -60,7 +60,7 @@ def resume_run(
 
 
 def make_writer_group(group: RankGroup) -> WriterGroup:
-    """All ranks; a collective call."""
+    """Make the group of all ranks; a collective call."""
     return WriterGroup(group.aside(), int(group.from_first(str(os.getpid()))))
 
 
@@ -99,7 +99,7 @@ class Checkpoints(CheckpointKeeper):
 
     def __exit__(self, *error: object) -> None:
         try:
-            if isinstance(error[1], LossNotFinite):  # on all ranks; what was saved before is sound
+            if isinstance(error[1], LossNotFinite):  # raised on all ranks; earlier checkpoints are sound
                 self.finish()
         except StorageFault as fault:
             print_error(f"warning: {fault}")
@@ -114,9 +114,9 @@ class Checkpoints(CheckpointKeeper):
         return step == self.plan.total_steps or of_steps or of_epochs
 
     def save(self, step: int, epoch: int, *, blocking: bool = False) -> None:
-        """A collective call; rank 0 writes, or says why it can't and tries again at a later save.
+        """Save the state; a collective call. If rank 0 can't write, it prints why, and tries again at a later save.
 
-        Where ranks hold parts of the state, each writes its own. `blocking`: the last save of this attempt, on disk
+        If ranks hold parts of the state, each writes its parts. `blocking`: the last save of this attempt, on disk
         before this returns; StorageFault on rank 0 if the storage does not take it in time.
         """
         with self.stepper.trained_weights():

@@ -17,7 +17,7 @@ from hpcjobs.trainers.optimization.plan import TrainingPlan
 from hpcjobs.trainers.optimization.step import Stepper
 from hpcjobs.trainers.workloads.base import Batch, Score, Workload, count_samples, split_loss
 
-TENSOR = ""  # the key of the score's own sums, beside the names of metrics
+TENSOR = ""  # the key of the score's tensor, among the names of metrics
 
 
 class Evaluator:
@@ -42,7 +42,7 @@ class Evaluator:
         self._loader = Loader(held_out, device=group.device, workers=config.workers or 0)
 
     def due(self, step: int) -> bool:
-        """Whether to evaluate now: after every so many steps, or each epoch, and after the last step."""
+        """Whether to evaluate now: after every `every` steps or every epoch, and after the last step."""
         if not self.on or step == 0:
             return False
         regular = self.plan.ends_epoch(step) if self.every is None else step % self.every == 0
@@ -72,7 +72,7 @@ class Evaluator:
         return Evaluation(loss, accuracy, int(count), perplexity, metrics)
 
     def _score(self, model: nn.Module, batch: Batch) -> Score:
-        """The workload's own score, or that of its loss and its metrics, which are means over the batch."""
+        """Return the workload's score, or a score from its loss and metrics, which are means over the batch."""
         if self.workload.evaluate is not None:
             return self.workload.evaluate(model, batch)
         samples = count_samples(batch)

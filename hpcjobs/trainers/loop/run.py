@@ -41,7 +41,7 @@ from hpcjobs.trainers.workloads.base import Workload
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """One rank's part of a run, whoever's loop it is."""
+    """One rank's part of a run, for our loop or Lightning's."""
 
     call: Call[Any]
     group: RankGroup
@@ -84,7 +84,7 @@ class TrainingRun:
             self.watchdog.update_limit()
         if evaluates:
             self.evaluate(step, epoch)
-        if saves:  # after the evaluation, whose loss decides which checkpoint is the best
+        if saves:  # after the evaluation: its loss decides which checkpoint is the best
             self.checkpoints.save(step, epoch)
         if self.plan.ends_epoch(step):
             self.recorder.end_epoch(step, epoch)
@@ -92,7 +92,7 @@ class TrainingRun:
         self.profiler.start_if_due(step)
 
     def stop_if_asked(self, step: int, epoch: int) -> None:
-        """A boundary: all ranks come by here equally often, and leave together."""
+        """Stop the run if all ranks agreed to: all ranks call this equally often, and leave together."""
         if self.agreement is None or not self.agreement.decide():
             return
         self.recorder.flush(step, epoch)
@@ -112,7 +112,7 @@ class TrainingRun:
         self.recorder.record_evaluation(result, step, epoch)
 
     def evaluate_resumed(self) -> None:
-        """Scores a resumed model where its step is one to evaluate at: its lines end before that evaluation.
+        """Scores a resumed model if its step is due for evaluation: the metrics it kept end before that evaluation.
 
         A checkpoint that was saved because the attempt was stopped during that evaluation is saved again with its loss.
         """
@@ -135,7 +135,7 @@ class TrainingRun:
         """
         with self.watchdog.suspend():
             self.checkpoints.finish()
-            self.group.barrier()  # the other ranks wait for the one that writes
+            self.group.barrier()  # the other ranks wait for the writer
         self.recorder.check_result()
         self.profiler.close()
         strategy, config = self.stepper.strategy, self.config
@@ -164,7 +164,7 @@ class TrainingRun:
 
 @contextmanager
 def open_run(call: Call[Any], strategy: Strategy) -> Iterator[TrainingRun]:
-    """Everything that a loop needs; errors come out as TrainerError, with one rank elected to tell them."""
+    """Open everything that a loop needs; errors become TrainerError, and one elected rank reports them."""
     config = call.config
     require_trackers(config.log_to)
     with (
@@ -226,7 +226,7 @@ def open_run(call: Call[Any], strategy: Strategy) -> Iterator[TrainingRun]:
 
 
 def start_trackers(call: Call[Any], group: RankGroup, run_dir: Path, resumed: CheckpointMeta | None) -> Trackers | None:
-    """Those of --log-to, on rank 0."""
+    """Start the trackers of --log-to, on rank 0."""
     if group.rank != 0:
         return None
     config = {**asdict(call.config), **asdict(call.flags), **asdict(call.workload_flags)}
@@ -243,7 +243,7 @@ def make_agreement(call: Call[Any], group: RankGroup, largest: PipelinedMax) -> 
 
 
 def make_watchdog(call: Call[Any], group: RankGroup, run_dir: Path, recorder: Recorder) -> Watchdog:
-    """On where ranks wait for each other, where a job script would start the run again, or with `--stall-after`."""
+    """Make the watchdog; on with several ranks, if a job script would start the run again, or with `--stall-after`."""
     after_s = call.config.stall_after
     on = group.world_size > 1 or call.stop is not None or after_s is not None
     return Watchdog(group, run_dir, recorder.meter, after_s=after_s, on=on)
@@ -273,7 +273,7 @@ def set_numerics(config: Config, workload: Workload) -> None:
 
 
 def warn_of_small_share(group: RankGroup, plan: TrainingPlan) -> None:
-    """Steps smaller than what was requested for measure something else."""
+    """Warn if steps are smaller than requested: the run then measures another batch size."""
     share = -(-plan.epoch_samples // plan.world_size)
     if share < plan.samples_per_step:
         group.log(
@@ -283,7 +283,7 @@ def warn_of_small_share(group: RankGroup, plan: TrainingPlan) -> None:
 
 
 def refuse_unequal_data(group: RankGroup, workload: Workload) -> None:
-    """Ranks that count different samples would end an epoch at different steps, and hang there."""
+    """Raise UnequalData if ranks count different samples: they would end an epoch at different steps, and hang."""
     mine = (workload.train_length, 0 if workload.held_out is None else len(workload.held_out))
     gathered = group.gather(mine)
     for rank, counts in enumerate(gathered):
@@ -296,7 +296,7 @@ def refuse_unequal_data(group: RankGroup, workload: Workload) -> None:
 
 
 def choose_run_dir(call: Call[Any], group: RankGroup) -> Path:
-    """The job's run folder; by hand --run-dir; else one made once, named by rank 0."""
+    """Return the job's run folder, --run-dir, or a new folder named by rank 0, in this order."""
     given, requested = os.environ.get("HPCJOBS_RUN_DIR"), call.config.run_dir
     if given is not None and requested is not None and Path(given) != Path(requested):
         raise UsageError(f"--run-dir {requested}, but the job's run folder is {given}", hint="leave it out")

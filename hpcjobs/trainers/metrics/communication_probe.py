@@ -1,10 +1,10 @@
-"""Measures how long a step waits for gradients of other ranks, on passes whose gradients are thrown away.
+"""Measures how long a step waits for gradients of other ranks, in passes that do not train.
 
 A window is one forward and backward pass over the batch just trained on, from a common start of all ranks.
 Windows come in pairs, one that synchronises gradients and one that does not, in alternating order;
-exposed communication is the difference. What a pass leaves behind besides gradients, buffers such as
-BatchNorm's and the random generators, is put back, so training goes on as if nothing had been measured.
-Where weights are sharded, a pass without communication needs them complete: windows run only where all ranks have
+exposed communication is the difference. Gradients of a window are dropped, and buffers (such as BatchNorm's) and
+random generators are restored, so the measurement does not change training.
+A pass without communication needs complete weights: if weights are sharded, windows run only if all ranks have
 the memory.
 A negative value is noise, and is kept as such.
 """
@@ -28,7 +28,7 @@ SPARE = 0.1  # of the free memory that stays free: allocators divide it into pie
 
 
 class Probe:
-    """Measures every so many steps how long a step waits for communication; None as `every`: never."""
+    """Measures how long a step waits for communication, after FIRST_STEP and every `every` steps; None: never."""
 
     def __init__(self, every: int | None, stepper: Stepper, group: RankGroup) -> None:
         able = stepper.strategy.quiet_passes and group.world_size > 1
@@ -42,7 +42,7 @@ class Probe:
         return self.every is not None and (step == FIRST_STEP or step % self.every == 0)
 
     def measure(self, batch: Batch) -> None:
-        """One pair of windows, where all ranks have the memory; a collective call."""
+        """Run one pair of windows if all ranks have the memory; a collective call."""
         if not self.fits():
             self.every = None
             return
@@ -95,7 +95,7 @@ class Probe:
 
 
 def measure_free_bytes(device: torch.device, local_world_size: int, *, cuda: Any = torch.cuda) -> float:
-    """What this rank could allocate beyond the most that a step so far has needed."""
+    """Return the bytes that this rank could allocate: on a GPU beyond its peak, on a CPU its share of the memory."""
     if device.type == "cuda":
         unused, _ = cuda.mem_get_info(device)
         return float(unused + cuda.memory_reserved(device) - cuda.max_memory_allocated(device))

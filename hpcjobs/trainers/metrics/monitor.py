@@ -32,7 +32,7 @@ except ImportError:
 
 
 class Gpus:
-    """`missing` says why there is nothing to read."""
+    """The GPUs of this node's ranks; `missing` is the reason if they cannot be read."""
 
     def __init__(self, uuids: Sequence[str]) -> None:
         self.missing: str | None = None
@@ -67,7 +67,7 @@ class Gpus:
 
 
 def _each(handles: Sequence[Any], ask: Callable[[Any], float]) -> list[float]:
-    """What a device does not tell (a part of a GPU has no utilisation of its own) is left out."""
+    """Return the values of all devices that report one; a part of a GPU, for example, reports no utilisation."""
     answers = []
     for handle in handles:
         with suppress(pynvml.NVMLError):
@@ -80,7 +80,7 @@ IDLE_PERCENT = 5.0  # below it, GPUs (where there are none, cores) count as idle
 
 
 class Monitor:
-    """Samples while the `with` block runs; does nothing on ranks other than the first of their node."""
+    """Samples while the `with` block runs, on the first rank of each node."""
 
     def __init__(self, group: RankGroup, run_dir: Path, *, on: bool) -> None:
         self.group, self.run_dir = group, run_dir
@@ -137,13 +137,13 @@ class Monitor:
 
 
 class LoadSampler:
-    """Samples of the load by this node's ranks. Rates are those since the sample before."""
+    """Samples of the load by this node's ranks. Rates are means since the previous sample."""
 
     def __init__(self, pids: Sequence[int], gpus: Gpus) -> None:
         self.gpus = gpus
         self._ranks = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
         self._cores = sorted({core for rank in self._ranks for core in rank.cpu_affinity()})
-        psutil.cpu_percent(percpu=True)  # its first call measures nothing: it begins the interval of the next one
+        psutil.cpu_percent(percpu=True)  # the first call begins the interval of the next one
         self._before, self._totals = time.perf_counter(), self._read_counters()
 
     def sample(self) -> Load:
@@ -172,7 +172,7 @@ class LoadSampler:
         return [received, sent, sum(io.read_bytes for io in storage), sum(io.write_bytes for io in storage)]
 
     def _each(self, ask: Callable[[psutil.Process], Any]) -> list[Any]:
-        """Of the ranks that are still there and may be asked."""
+        """Return the values of the ranks that still run and may be read."""
         answers = []
         for rank in self._ranks:
             with suppress(psutil.Error, OSError):

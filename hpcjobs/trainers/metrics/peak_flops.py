@@ -44,7 +44,7 @@ PEAKS: tuple[tuple[str, Peak], ...] = (
     (r"V100-PCIE", Peak(112.0, None, None, 14.0)),
     (r"T4", Peak(65.0, None, None, 8.1)),
     (r"MI300X", Peak(1307.4, 1307.4, 653.7, 163.4)),
-    (r"MI250X", Peak(191.5, 191.5, None, 47.85)),  # of one of its two dies: torch sees each as a device
+    (r"MI250X", Peak(191.5, 191.5, None, 47.85)),  # of one die of two: torch sees each die as a device
 )
 
 
@@ -54,7 +54,7 @@ def peak_flops_per_s(
     """The peak of one device or MIG slice, in the precision its matrix products run in; None where none is stated.
 
     Args:
-        multiprocessors: those that the process sees, by which a slice counts.
+        multiprocessors: visible to the process; their number gives the share of a MIG slice.
     """
     for pattern, peak in PEAKS:
         if re.search(rf"\b(?:{pattern})\b", device_name):

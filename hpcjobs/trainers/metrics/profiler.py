@@ -24,7 +24,7 @@ HISTORY_ENTRIES = 100_000
 
 
 class StepProfiler:
-    """Profiles the steps after step `start` up to step `stop`; does nothing without a range."""
+    """Profiles the steps after step `start` up to step `stop`; off without a range."""
 
     def __init__(self, steps: StepRange | None, group: RankGroup, run_dir: Path, *, first_step: int) -> None:
         self.steps, self.group, self.folder = steps, group, run_dir / PROFILES
@@ -34,7 +34,7 @@ class StepProfiler:
         self.start_if_due(first_step)
 
     def start_if_due(self, step: int) -> None:
-        """Call it when step number `step` is finished, after all else that follows a step."""
+        """Start the profile if the step after step `step` is in the range; the last call after a step."""
         if self._profile is None and self.steps is not None and self.steps.start <= step < self.steps.stop:
             activities = [ProfilerActivity.CPU]
             if self.group.device.type == "cuda":
@@ -43,12 +43,12 @@ class StepProfiler:
             self._profile.start()
 
     def stop_if_due(self, step: int) -> None:
-        """Call it when step number `step` is finished, before all else that follows a step."""
+        """Stop the profile if step `step` ends the range; the first call after a step."""
         if self._profile is not None and self.steps is not None and step >= self.steps.stop:
             self.close()
 
     def close(self) -> None:
-        """Write what was profiled. Storage that fails costs the trace, and not the run."""
+        """Write the profile. If the storage fails, the trace is lost and the run continues."""
         if self._profile is None:
             return
         done, self._profile, self.steps = self._profile, None, None

@@ -1,6 +1,6 @@
 """Times steps, and records progress, metrics and the summary of a run; rank 0 writes.
 
-On a GPU the steps are timed by its own events, read in batches: a step's call returns long before the work is done.
+On a GPU, CUDA events time the steps and are read in batches: a step's call returns long before the work is done.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hpcjobs.trainers.optimization.plan import TrainingPlan
 from hpcjobs.trainers.workloads.base import Workload
 
 WARMUP_STEPS = 2  # not counted: lazy allocations, and DDP rebuilds its buckets after the first step
-WINDOW_STEPS = 1000  # what is judged while a run goes on: its cost must not grow with the length of the run
+WINDOW_STEPS = 1000  # steps judged during a run: the cost must not grow with its length
 
 
 def _seconds() -> array[float]:
@@ -44,7 +44,7 @@ class Meter:
     step_s: array[float] = field(default_factory=_seconds)
     wait_s: array[float] = field(default_factory=_seconds)
     epoch_began: float | None = None
-    """Start of the first step of the current epoch; None: none has begun."""
+    """Start of the first step of the current epoch; None before that step."""
     epoch_first: int = 0
     """Steps before the current epoch."""
     _began: float = 0.0
@@ -69,7 +69,7 @@ class Meter:
             self.step_s.append(time.perf_counter() - self._began)
 
     def read_gpu_times(self) -> None:
-        """Read what a GPU still owes; waits for it."""
+        """Wait for the steps on the GPU, and read their times."""
         if self._events:
             torch.cuda.synchronize(self.device)
             self.step_s.extend(start.elapsed_time(end) / 1e3 for start, end in self._events)
@@ -83,7 +83,7 @@ class Meter:
 
     @property
     def counted_steps(self) -> Sequence[float]:
-        """Steady steps: the first few only where nothing else was measured."""
+        """Times of the steps after the warm-up; of all steps if the run ends within the warm-up."""
         return self.step_s[WARMUP_STEPS:] or self.step_s
 
     @property
@@ -180,7 +180,7 @@ class Recorder:
 
     @contextmanager
     def time_evaluation(self) -> Iterator[None]:
-        """Count the time inside as that of evaluations of the current epoch."""
+        """Count the time inside as evaluation time of the current epoch."""
         began = time.perf_counter()
         yield
         if self.meter.epoch_began is not None:
@@ -214,7 +214,7 @@ class Recorder:
         return 0 if self._log is None else self._log.tell()
 
     def evaluation_at(self, step: int) -> Evaluation | None:
-        """What was measured after exactly so many steps."""
+        """Return the evaluation after exactly `step` steps, if there was one."""
         return self.evaluation if self._evaluated_at is not None and self._evaluated_at[0] == step else None
 
     def record_checkpoint(self, step: int, stall_s: float) -> None:
@@ -293,7 +293,7 @@ class Recorder:
         return summary
 
     def _share_of_epochs(self, part: str) -> float | None:
-        """A part of the time of all complete epochs; None: there was none."""
+        """Return a part's share of the time of all complete epochs; None without one."""
         total = sum(epoch.epoch_s for epoch in self._epochs)
         return sum(getattr(epoch, part) for epoch in self._epochs) / total if total > 0 else None
 
@@ -305,7 +305,7 @@ class Recorder:
         return samples * self.workload.units_per_sample / sum(step_s)
 
     def _peak(self, precision: str, *, tf32: bool) -> float | None:
-        """Of all ranks, a device each; none is claimed for a CPU."""
+        """Return the peak of all ranks, one device each; None on CPUs."""
         if self.group.device.type != "cuda":
             return None
         count = torch.cuda.get_device_properties(self.group.device).multi_processor_count

@@ -23,19 +23,19 @@ BASE = ".base_layer."
 
 @dataclass(frozen=True)
 class Adapters:
-    """What a checkpoint says of its adapters, beside their weights."""
+    """The settings of a checkpoint's adapters."""
 
     rank: int
     alpha: float
     targets: tuple[str, ...]
     base: str | None
-    """Where the frozen weights were read: a safetensors file, or a folder of such."""
+    """Path of the frozen weights: a safetensors file, or a folder of such."""
     transposed: tuple[str, ...] = ()
-    """Adapted layers whose weight is input × output, as GPT-2's."""
+    """Adapted layers with weights of input × output, as in GPT-2."""
 
     @classmethod
     def read(cls, state: Mapping[str, Any]) -> Adapters | None:
-        """Of a checkpoint's state; None where all weights were trained."""
+        """Read the settings from a checkpoint's state; None if all weights were trained."""
         saved = state.get("adapters")
         if saved is None:
             return None
@@ -55,10 +55,10 @@ def load_peft() -> Any:
 
 
 def add_adapters(model: nn.Module, workload: Workload, config: Config, group: RankGroup) -> Adapters:
-    """Put adapters beside layers of the model, and freeze all else. The product of a new adapter is zero.
+    """Add adapters to layers of the model, and freeze all other weights. The product of a new adapter is zero.
 
     Raises:
-        UsageError: there is no such layer, or no base whose weights are known later on.
+        UsageError: the layers do not exist, or a shipped workload reads no weights from a file.
     """
     assert config.lora is not None
     base = config.model if config.init_from is None else config.init_from
@@ -96,12 +96,12 @@ def list_targets(model: nn.Module, workload: Workload, group: RankGroup) -> tupl
 
 
 def _is_transposed(module: object) -> bool:
-    """Whether it is the linear layer of transformers that has its weight the other way round."""
+    """Whether this is the linear layer of transformers with a weight of input × output."""
     return type(module).__name__ == "Conv1D"
 
 
 def list_saved(model: nn.Module) -> frozenset[str]:
-    """The names of what a checkpoint has: trained weights, and buffers."""
+    """Return the names of the tensors in a checkpoint: trained weights and buffers."""
     frozen = {name for name, parameter in model.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
     return frozenset(model.state_dict().keys() - frozen)
 

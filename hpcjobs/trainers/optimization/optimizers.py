@@ -39,7 +39,7 @@ def update_average(optimizer: torch.optim.Optimizer, decay: float) -> None:
 
 @contextmanager
 def averaged_weights(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Inside, the parameters have the averaged values, and the averages those of the parameters."""
+    """Inside, the values of parameters and averages are swapped."""
     pairs = [(p, optimizer.state[p][KEY]) for p in _list_stepped(optimizer) if KEY in optimizer.state[p]]
     _swap(pairs)
     try:
@@ -49,7 +49,7 @@ def averaged_weights(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def _list_stepped(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """Parameters that have been stepped: before its first step an optimizer takes any state for its own."""
+    """Return the parameters that were stepped; the optimizer initialises a state only while it is empty."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return [parameter for parameter in parameters if optimizer.state.get(parameter)]
 
@@ -67,10 +67,10 @@ MOMENTUM, BETAS, EPS = 0.9, (0.9, 0.999), 1e-8
 
 
 def apply_optimizer_flags(config: Config, workload: Workload) -> Workload:
-    """The workload with the optimizer, weight decay and groups that flags ask for.
+    """Return the workload with the optimizer, weight decay and groups of the flags.
 
     Raises:
-        UsageError: a flag is not of the optimizer.
+        UsageError: a flag belongs to another optimizer, or has an invalid value.
     """
     optimizer = workload.optimizer if config.optimizer is None else config.optimizer
     decay = workload.weight_decay if config.weight_decay is None else config.weight_decay

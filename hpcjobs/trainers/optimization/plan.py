@@ -56,7 +56,7 @@ SYNTHETIC_STEPS = 32  # of an epoch of synthetic data, at least: full batches wh
 class EpochPosition:
     """A place in the data: the samples of an epoch that all ranks have taken, at a step of that epoch.
 
-    `done` counts the steps of the run until there, in worlds of whatever size.
+    `done` counts the steps of the run until there, at all world sizes.
     """
 
     epoch: int
@@ -104,9 +104,9 @@ class TrainingPlan:
         return min((epoch + 1) * self.steps_per_epoch + self._shift, self.total_steps)
 
     def resume_at(self, epoch: int, samples: int, *, done: int) -> TrainingPlan:
-        """The plan of a run that goes on after `done` steps and `samples` samples of an epoch, of whichever worlds.
+        """Return the plan of a run that continues after `done` steps and `samples` samples of an epoch.
 
-        The position counts as the step of an epoch of this plan after which as many steps are left as its rest needs.
+        The position becomes the step of this plan's epoch that leaves as many steps as the remaining samples need.
         """
         epoch_samples = self.epoch_samples
         if not self.has_length:
@@ -131,7 +131,7 @@ class TrainingPlan:
 
     @property
     def ends_by_epochs(self) -> bool:
-        """Whether the number of epochs ends the run, and not that of steps."""
+        """Whether the limit of epochs ends the run, not the limit of steps."""
         return self.epochs_limit is not None and self.total_steps == self.epochs_limit * self.steps_per_epoch + (
             self._shift
         )
@@ -143,7 +143,7 @@ class TrainingPlan:
 
     @property
     def _shift(self) -> int:
-        """Finished steps beyond those that this world would have needed to where the run was resumed."""
+        """Finished steps minus the steps that this world needs to the resumed position; may be negative."""
         at = self.resumed
         return 0 if at is None else at.done - (at.epoch * self.steps_per_epoch + at.step)
 
@@ -178,7 +178,7 @@ class TrainingPlan:
         return epochs * self._in_epoch(self.steps_per_epoch) + self._in_epoch(steps)
 
     def _in_epoch(self, steps: int) -> int:
-        """Of all ranks, in the first steps of an epoch: some ranks have one sample more where none is repeated."""
+        """Samples of all ranks in the first steps of an epoch; without `fill`, some ranks have one sample more."""
         share, extra = divmod(self.epoch_samples, self.world_size)
         most = steps * self.samples_per_step
         if self.fill and extra:
@@ -188,8 +188,8 @@ class TrainingPlan:
     def lr_at(self, step: int) -> float:
         """The rate of step 0, 1, …: a function of the number alone, so a resumed run needs no more.
 
-        Of a run whose length is given in epochs, the number is that of the place in the data: there it goes on where
-        it was also in a world that needs more or fewer steps for an epoch.
+        If the limit of epochs ends the run, the step is counted by the position in the data: the rate then continues
+        also at a world size that needs more or fewer steps for an epoch.
         """
         total = self.total_steps
         if self.ends_by_epochs:
@@ -200,8 +200,8 @@ class TrainingPlan:
 
 
 def grow_synthetic(config: Config, workload: Workload, world_size: int) -> Workload:
-    """The workload with synthetic data for SYNTHETIC_STEPS full steps at least; real data, and data whose length
-    was given, stay as they are."""
+    """Return the workload with synthetic data for at least SYNTHETIC_STEPS full steps; real data and data of a given
+    length do not change."""
     if workload.synthetic is None or config.train_samples is not None:
         return workload
     count = SYNTHETIC_STEPS * _batch_size(config, workload) * config.accumulate * world_size
@@ -209,7 +209,7 @@ def grow_synthetic(config: Config, workload: Workload, world_size: int) -> Workl
 
 
 def choose_schedule(config: Config, workload: Workload) -> Schedule:
-    """That of --lr-schedule, else the workload's own, else a constant rate."""
+    """Return the schedule of --lr-schedule, the workload's, or a constant rate, in this order."""
     if config.lr_schedule is None and workload.schedule is not None:
         return workload.schedule
     return make_schedule(config.lr_schedule or "constant", final=config.lr_final)
@@ -258,7 +258,7 @@ def _batch_size(config: Config, workload: Workload) -> int:
 
 
 def _count_steps(epochs: int | None, steps: int | None, steps_per_epoch: int, *, before: int = 0) -> int:
-    """Steps of the run by the nearer limit; `before`: those done beyond what this world would have needed."""
+    """Return the steps of the run by the nearer limit; `before` is the plan's `_shift`."""
     limits = [] if epochs is None else [epochs * steps_per_epoch + before]
     return min(limits if steps is None else [*limits, steps])
 

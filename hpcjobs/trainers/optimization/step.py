@@ -66,7 +66,7 @@ class Stepper:
         self.adapters: Adapters | None = None
 
         def build() -> nn.Module:
-            seed_all(config.seed)  # the same weights everywhere; afterwards each rank its own numbers
+            seed_all(config.seed)  # the same weights on all ranks; later each rank has another seed
             model = workload.build_model()
             refuse_other_model(model, workload)
             if config.init_from is not None and not is_meta(model):
@@ -93,7 +93,7 @@ class Stepper:
         self.parameters = sum(parameter.numel() for parameter in bare.parameters())
         trained = sum(parameter.numel() for parameter in bare.parameters() if parameter.requires_grad)
         self.flops_share = (2 + trained / self.parameters) / 3
-        """Of the operations of a step that trains all weights: the gradients of frozen ones are a third of theirs."""
+        """Share of the FLOPs of a step that trains all weights; a frozen weight saves a third, its gradient."""
         self.model = strategy.wrap(bare, group=group, workload=workload, dtype=self.dtype)
         if isinstance(skeleton, Skeleton):
             strategy.materialize(self.model, skeleton.weights, group)
@@ -157,7 +157,7 @@ class Stepper:
 
     @contextmanager
     def _swapped_weights(self) -> Iterator[None]:
-        """Inside, weights and their averages have changed places; what strategies gathered before is dropped."""
+        """Inside, weights and their averages are swapped; gathered weights are dropped before and after."""
         with averaged_weights(self.optimizer):
             self.strategy.drop_gathered(self.model)
             try:
@@ -179,7 +179,7 @@ class Stepper:
         return mean
 
     def _pass(self, batch: Batch, *, share: float | None = None) -> torch.Tensor:
-        """One forward and backward pass, whose loss counts for `share` of the whole; None: it is the whole."""
+        """Run one forward and backward pass, and return its loss, multiplied by `share` if given."""
         with self.autocast():
             loss = self.compute_loss(batch)
             refuse_loss_without_gradient(loss, self.workload)

@@ -1,4 +1,4 @@
-"""The interface of strategies; its defaults are those of a model that is complete on every rank."""
+"""The interface of strategies; its defaults fit a model that is complete on every rank."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Strategy:
     """How ranks share a model and its gradients; this one is of a single rank."""
 
     name = "single"
-    backend: str | None = None  # what carries gradients, where it is not the process group
+    backend: str | None = None  # the library that carries gradients, if not the process group's
     quiet_passes = False  # a pass inside quiet() differs from another by its communication alone
     builds_skeleton = False  # `wrap` takes a model on the meta device, and `materialize` brings its weights
-    fills = True  # ranks repeat a sample where the last batches of an epoch would not be equally many
-    in_parts = False  # the states below are of DTensors, and each rank saves its own parts
-    holds_shards = False  # a rank has a part of each gradient: it does not see where those of others overflow
+    fills = True  # ranks repeat samples, so that the last batches of an epoch have equal sizes
+    in_parts = False  # the states below hold DTensors, and each rank saves its parts
+    holds_shards = False  # a rank has a part of each gradient, and does not see overflows in other parts
     autocasts = True  # lower precision comes by autocast around the forward pass
 
     def wrap(self, model: nn.Module, *, group: RankGroup, workload: Workload, dtype: torch.dtype | None) -> nn.Module:
@@ -48,11 +48,11 @@ class Strategy:
         raise NotImplementedError
 
     def quiet_pass_bytes(self, model: nn.Module) -> int:
-        """Memory that a pass inside quiet() takes beyond that of a step."""
+        """Return the bytes that a pass inside quiet() needs in addition to a step."""
         return 0
 
     def parameters(self, model: nn.Module) -> list[nn.Parameter]:
-        """What the optimizer steps: here the model's own."""
+        """Return the parameters that the optimizer steps: here the model's."""
         return list(model.parameters())
 
     def named_parameters(self, model: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -60,7 +60,7 @@ class Strategy:
         return list(model.named_parameters())
 
     def parameter_groups(self, model: nn.Module, workload: Workload) -> GroupedParameters:
-        """What the optimizer steps, by the workload's groups."""
+        """Return the parameters that the optimizer steps, in the workload's groups."""
         return group_parameters(self.named_parameters(model), workload)
 
     def optimizer(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
@@ -87,8 +87,9 @@ class Strategy:
         """After the backward pass that synchronises, before the optimizer."""
 
     def join(self, model: nn.Module, loss: torch.Tensor | None) -> torch.Tensor:
-        """Where samples are not repeated: the end of an epoch, which ranks without a batch (no loss) reach
-        a step early. A collective call; the mean loss of the others.
+        """End an epoch without repeated samples: ranks that ran out one step earlier have no loss.
+
+        A collective call; returns the mean loss of the other ranks.
 
         Raises:
             UnequalData: the strategy repeats samples, so no rank should have run out of them first.
@@ -105,16 +106,16 @@ class Strategy:
         return nn.utils.clip_grad_norm_(parameters, max_norm)
 
     def drop_gathered(self, model: nn.Module) -> None:
-        """After the parameters changed outside of a step: drop what was gathered from their shards."""
+        """Drop the weights gathered from shards, after parameters changed outside of a step."""
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Whole on rank 0, or in parts; a collective call where parts are put together."""
+        """Return the state, complete on rank 0 or in parts; a collective call if parts are gathered."""
         return model.state_dict()
 
     def allocate_shard(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, where: tuple[str | int, ...]
     ) -> torch.Tensor | None:
-        """What a tensor saved in parts is read into; None: read it whole.
+        """Return the tensor into which a sharded tensor is read; None: it is read complete.
 
         `where` is ("model", name) or ("optimizer", "state", number of the parameter, name).
         """
@@ -130,7 +131,7 @@ class Strategy:
         optimizer.load_state_dict(state)
 
     def traffic(self, model: nn.Module) -> Traffic | None:
-        """Known after a few steps; None where it can't be known."""
+        """Return the traffic, known after a few steps; None if it can't be known."""
         return None
 
 
@@ -140,11 +141,11 @@ def blocks_of(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> Iterator[
 
 
 def find_blocks(model: nn.Module) -> tuple[type[nn.Module], ...]:
-    """The repeated module: of the classes that stand at least twice side by side, the one that holds the most weights.
+    """Return the class of the repeated modules: at least two in containers, with the most weights of all such classes.
 
-    None where no such class holds half of the weights: the model is one unit then.
+    Models of transformers name their classes. Empty if no class holds half of the weights: the model is one unit then.
     """
-    named = getattr(model, "_no_split_modules", None)  # models of transformers say it themselves
+    named = getattr(model, "_no_split_modules", None)
     kinds = {type(module) for module in model.modules() if type(module).__name__ in (named or ())}
     if kinds:
         return tuple(sorted(kinds, key=lambda kind: kind.__name__))
@@ -163,7 +164,7 @@ def find_blocks(model: nn.Module) -> tuple[type[nn.Module], ...]:
 
 
 def choose_blocks(model: nn.Module, workload: Workload, group: RankGroup) -> tuple[type[nn.Module], ...]:
-    """The workload's blocks; where it says none, those that are found, which the log names."""
+    """Return the workload's blocks; if it has none, the blocks found in the model, which are logged."""
     if workload.blocks:
         return workload.blocks
     kinds = find_blocks(model)

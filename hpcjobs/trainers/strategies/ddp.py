@@ -6,7 +6,7 @@ although gloo sums bf16: this one serves every backend.
 `ddp --comm mpi`: MPI sums the gradients in one flat buffer after the backward pass, if ranks own their cores.
 On CPU nodes the process group's all-reduce is a thread of gloo that takes a core from the computation. MPI sums in the
 memory that the ranks of a node share and needs no thread. It waits by spinning, so on shared cores it would slow down
-the ranks that it waits for. There, and where MPI is missing, DDP itself is used, and a line says why.
+the ranks that it waits for. On shared cores, and without MPI, DDP itself is used, and the log has the reason.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class Ddp(Strategy):
         return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
-        """A static graph is recorded by passes that synchronise: those of the first step all do. That moves more bytes
-        and gives the same gradients, since the mean of what is the same on all ranks is itself."""
+        """DDP records a static graph in passes that synchronise, so all passes of the first step do. That moves more
+        bytes and gives the same gradients: a second mean over ranks does not change them."""
         assert isinstance(model, DistributedDataParallel)
         return model.no_sync() if self.recorded else nullcontext()
 
@@ -198,7 +198,7 @@ def refuse_unsuitable(model: nn.Module, group: RankGroup) -> None:
 
 
 class FlatGradients:
-    """All gradients in one buffer per dtype, the last layer's first: the order in which backward completes them.
+    """All gradients in one buffer per dtype, in the order of backward: the last layer comes first.
 
     A hook writes each gradient's share of the mean into the buffer while it is still in the cache: one pass over
     memory, where a buffer that backward adds to would be cleared, added to and divided.
@@ -209,7 +209,7 @@ class FlatGradients:
         self._buckets = make_buckets(parameters, float("inf"))
         pairs = [pair for bucket in self._buckets for pair in zip(bucket.parameters, bucket.views, strict=True)]
         self._views = dict(pairs)
-        self._missing = set(self._views)  # parameters without a gradient in this step so far
+        self._missing = set(self._views)  # parameters still without a gradient in this step
         self._local = False
         for parameter in self._views:
             parameter.register_post_accumulate_grad_hook(self._make_hook())  # type: ignore[no-untyped-call]
@@ -231,7 +231,7 @@ class FlatGradients:
         return copy_unless_local
 
     def _copy(self, parameter: nn.Parameter) -> None:
-        """Write this rank's share of the mean into the buffer; zero where there is no gradient."""
+        """Write this rank's share of the mean into the buffer; zero without a gradient."""
         view = self._views[parameter]
         if parameter.grad is None:
             view.zero_()

@@ -1,6 +1,6 @@
 """Data parallelism from primitives.
 
-Every rank holds the whole model and sees other samples. If each rank's loss is the mean over its own
+Every rank holds the whole model and sees different samples. If each rank's loss is the mean over its
 samples, the gradient of the mean over all samples is the mean of the ranks' gradients: sum them over the
 world, divide by its size, and all ranks take the same step from the same weights for ever.
 
@@ -28,7 +28,7 @@ from hpcjobs.trainers.workloads.base import Workload
 
 
 class Bucket:
-    """Some parameters whose gradients live side by side in one buffer and travel as one message."""
+    """Parameters with gradients in one contiguous buffer, which is sent as one message."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
@@ -42,7 +42,7 @@ class Bucket:
         self.travelling: dist.Work | None = None
 
     def own_gradients(self) -> None:
-        """Point every gradient into the buffer: backward then adds to it in place, and nothing is copied."""
+        """Point every gradient into the buffer: backward then adds to it in place, without a copy."""
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
 
@@ -107,7 +107,7 @@ class DdpScratch(Strategy):
         return send_if_complete
 
     def _send_next(self) -> None:
-        """In the order of the buckets, not of their completion: all ranks must issue the same collectives."""
+        """Send in the order of the buckets, not of their completion: all ranks must issue the same collectives."""
         self.buckets[self.sent].send(self.world_size)
         self.sent += 1
 
@@ -130,7 +130,7 @@ class DdpScratch(Strategy):
             bucket.land()
 
     def zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
-        """One fill per bucket; letting go of the gradients would let go of the buckets."""
+        """Fill the buckets with zeros: gradients set to None would no longer be views of the buckets."""
         for bucket in self.buckets:
             bucket.buffer.zero_()
 

@@ -34,8 +34,8 @@ class Fsdp(Strategy):
         self.flags = flags
 
     def wrap(self, model: nn.Module, *, group: RankGroup, workload: Workload, dtype: torch.dtype | None) -> nn.Module:
-        """Each block by itself, then what is left; weights compute in `dtype`, gradients sum in fp32, and so does
-        the loss: the model's outputs are cast."""
+        """Shard each block, then the rest. Weights compute in `dtype`, gradients are summed in fp32, and the model's
+        outputs are cast to fp32 for the loss."""
         if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
             dtype, self.autocasts = None, True  # its statistics stay fp32, and so must its weights
         require_streams(group.device)
@@ -61,7 +61,7 @@ class Fsdp(Strategy):
         materialize(model, weights, group)
 
     def quiet_pass_bytes(self, model: nn.Module) -> int:
-        """Complete weights and gradients, of which a step never has more than some blocks'."""
+        """Return the bytes of complete weights and gradients: a step has only some blocks of them."""
         return 2 * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
     def _mesh(self, group: RankGroup) -> DeviceMesh:
@@ -84,7 +84,7 @@ class Fsdp(Strategy):
 
     @contextmanager
     def quiet(self, model: nn.Module) -> Iterator[None]:
-        """Weights are gathered before, and stay whole until the end."""
+        """Inside, all weights stay gathered."""
         units = [module for module in model.modules() if isinstance(module, FSDPModule)]
         for unit in units:
             unit.unshard()
@@ -155,7 +155,7 @@ class Fsdp(Strategy):
 
 
 def like(value: torch.Tensor, mine: Any) -> torch.Tensor:
-    """This rank's part of a whole tensor, laid out as `mine` is; a value in parts is that already."""
+    """Return this rank's part of a whole tensor, laid out as `mine`; return a sharded value unchanged."""
     if isinstance(value, DTensor) or not isinstance(mine, DTensor):
         return value
     return distribute_tensor(value.to(mine.device), mine.device_mesh, mine.placements)
@@ -165,7 +165,7 @@ def require_streams(device: torch.device) -> None:
     """Refuse CPUs where torch's fully_shard asks their streams for events that they do not have, as in torch 2.6.
 
     Raises:
-        UsageError: names what works instead.
+        UsageError: this torch has fully_shard for GPUs alone; the message names alternatives.
     """
     if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
         raise UsageError(

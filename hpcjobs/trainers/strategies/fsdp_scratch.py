@@ -2,7 +2,7 @@
 
 Adam keeps 4 values per weight: itself, its gradient and two moments, 16 bytes in fp32. Data parallelism
 keeps all of them on every rank; here a rank keeps 1/n of each, and a block's weights are whole only while
-it computes. What this costs is communication: with S bytes of weights and n ranks,
+it computes. The cost is communication: with S bytes of weights and n ranks,
 
     forward     all-gather of each unit           (n-1)/n · S
     backward    all-gather of each block again    (n-1)/n · S    (not with --no-reshard-after-forward)
@@ -14,8 +14,8 @@ travels while this one computes, and so do the gradients of the one before.
 A unit of sharding is one flat vector with the weights of a module; each rank keeps a part of it.
 
 Between uses a unit is its shard alone. `gather` makes the whole vector and lets the module's parameters
-be views of it; `drop` frees it again. Freeing empties the storage but keeps the object: what autograd
-saved for the backward pass still points there, and finds the same numbers after the next gather.
+be views of it; `drop` frees it again. Freeing empties the storage but keeps the object: tensors
+that autograd saved for the backward pass still use it, and have the same values after the next gather.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 STEPS = "step"
-"""torch's name for the number of steps in an optimizer's state: of a scalar parameter all else looks alike."""
+"""torch's key for the number of steps in an optimizer's state, which has the shape of a scalar parameter's moments."""
 
 
 class FlatUnit:
-    """Parameters that are gathered together: one flat tensor, of which each rank holds an equal part."""
+    """Parameters that are gathered together as one flat tensor; each rank holds an equal part."""
 
     def __init__(self, parameters: list[nn.Parameter], *, rank: int, world_size: int) -> None:
         """`parameters` have one dtype, and are all trained or all frozen."""
@@ -81,7 +81,7 @@ class FlatUnit:
         self.arriving = ALL_GATHER(self.full, self.shard.detach(), async_op=True)
 
     def gather(self) -> None:
-        """The whole vector, here and now."""
+        """Gather the whole vector, and wait for it."""
         self.request()
         if self.arriving is not None:
             self.arriving.wait()
@@ -113,12 +113,12 @@ class FlatUnit:
 
     @torch.no_grad()
     def keep_own_part(self) -> None:
-        """After the whole vector was written: the shard follows it."""
+        """Copy this rank's part of the whole vector into the shard."""
         part = self.shard.numel()
         self.shard.copy_(self.full[self.rank * part : (self.rank + 1) * part])
 
     def whole_parts(self, value: torch.Tensor) -> list[torch.Tensor]:
-        """A value laid out as the shard, put together and cut by parameter; any other, once for each."""
+        """Gather a value of the shard's shape and split it by parameter; copy any other value for each parameter."""
         if value.shape != self.shard.shape:
             return [value.clone() for _ in self.parameters]
         full = torch.empty(self.full.shape, dtype=value.dtype, device=self.full.device)
@@ -126,10 +126,10 @@ class FlatUnit:
         return self.split(full)
 
     def own_parts(self, states: list[dict[str, torch.Tensor] | None]) -> dict[str, torch.Tensor]:
-        """The inverse of `whole_parts`, of the states of the unit's parameters; None: one that was never stepped.
+        """Invert `whole_parts`: return this rank's part of the states of the unit's parameters.
 
-        Its values are zeros, as they would be here. What is not laid out as the parameters, such as the number of
-        steps, is one value for the unit.
+        None is the state of a parameter that was never stepped: its values become zeros. Values of other shapes than
+        the parameters, such as the number of steps, become one value for the unit.
         """
         names = {name: value for values in states for name, value in (values or {}).items()}
         return {
@@ -175,7 +175,7 @@ class FsdpScratch(Strategy):
     def __init__(self, flags: FsdpScratchFlags) -> None:
         self.reshard = flags.reshard_after_forward
         self.blocks: list[list[FlatUnit]] = []  # in the order they compute: a unit of trained weights, one of frozen
-        self.rest: list[FlatUnit] = []  # what belongs to no block
+        self.rest: list[FlatUnit] = []  # units of weights outside of blocks
         self.groups: GroupedParameters = []  # of the full parameters
         self.numbers: dict[nn.Parameter, int] = {}  # of full parameters, as an unsharded optimizer counts
         self._group_of: dict[nn.Parameter, int] = {}
@@ -188,7 +188,7 @@ class FsdpScratch(Strategy):
 
     @property
     def trained(self) -> list[FlatUnit]:
-        """The trained units in the order in which the optimizer has their shards: group by group."""
+        """The trained units in the optimizer's order of shards: group by group."""
         order = {parameter: number for number, (_, group) in enumerate(self.groups) for parameter in group}
         return sorted((unit for unit in self.units if unit.trained), key=lambda unit: order[unit.parameters[0]])
 
@@ -215,7 +215,7 @@ class FsdpScratch(Strategy):
         return model
 
     def quiet_pass_bytes(self, model: nn.Module) -> int:
-        """Complete weights and gradients, of which a step never has more than some blocks'."""
+        """Return the bytes of complete weights and gradients: a step has only some blocks of them."""
         return 2 * self._complete_bytes
 
     def _units(self, parameters: Iterable[nn.Parameter], group: RankGroup) -> list[FlatUnit]:
@@ -227,7 +227,7 @@ class FsdpScratch(Strategy):
         return [FlatUnit(kind, rank=group.rank, world_size=group.world_size) for kind in kinds.values()]
 
     def _begin_forward(self) -> None:
-        """What belongs to no block is needed first and last, so it stays until the backward pass is over."""
+        """Gather the weights outside of blocks: they are needed first and last, and stay until backward is over."""
         for unit in self.units:
             unit.waiting, unit.closed = len(unit.parameters), False
         for unit in self.rest:
@@ -275,8 +275,8 @@ class FsdpScratch(Strategy):
     def _close(self, units: Iterable[FlatUnit]) -> None:
         """This pass has all gradients of these units, and needs their weights no more.
 
-        The collectives have the same order on all ranks, whichever parameters each of them used: a block's units are
-        closed before the backward pass of the block before it begins, and what belongs to no block comes last.
+        All ranks issue the collectives in the same order, even if they used different parameters: a block's units are
+        closed before the backward pass of the preceding block begins, and the units outside of blocks come last.
         """
         for unit in units:
             if not unit.closed:
@@ -296,7 +296,7 @@ class FsdpScratch(Strategy):
 
     @contextmanager
     def quiet(self, model: nn.Module) -> Iterator[None]:
-        """All weights are there before, and stay until the end."""
+        """Inside, all weights stay gathered."""
         for unit in self.units:
             unit.gather()
             unit.stays_gathered = True
@@ -333,7 +333,7 @@ class FsdpScratch(Strategy):
         ]
 
     def scaler(self, device_type: str, *, enabled: bool) -> torch.amp.GradScaler:
-        """Each rank sees overflows in its own part of the gradients; this one asks all ranks."""
+        """Return a scaler that combines the overflows of all ranks: each rank sees only a part of the gradients."""
         return AgreeingGradScaler(device_type, enabled=enabled)
 
     def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
@@ -369,7 +369,7 @@ class FsdpScratch(Strategy):
         self._drop_all()
 
     def optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """As if the optimizer had stepped whole parameters."""
+        """Return the state of an optimizer that steps whole parameters."""
         saved = optimizer.state_dict()
         full: dict[int, dict[str, Any]] = {}
         for number, values in saved["state"].items():

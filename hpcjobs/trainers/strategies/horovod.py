@@ -19,7 +19,7 @@ from hpcjobs.trainers.workloads.base import Workload
 
 
 class Horovod(Strategy):
-    """Data parallelism by Horovod, whose optimizer averages the gradients."""
+    """Data parallelism by Horovod: its optimizer averages the gradients."""
 
     name = "horovod"
 
@@ -63,7 +63,7 @@ class Horovod(Strategy):
 
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
-        """A count of two that one pass does not reach: Horovod's own way to let gradients add up."""
+        """Raise Horovod's passes per step to two, which one pass does not reach, so gradients add up."""
         before = self.distributed.backward_passes_per_step
         self.distributed.set_backward_passes_per_step(2)
         try:
@@ -105,7 +105,7 @@ class Horovod(Strategy):
         return super().clip(parameters, max_norm)
 
     def load_optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        """Rank 0's goes to all, as its weights do. A fresh optimizer has none: to send it would make a step."""
+        """Load the state, and send rank 0's state and weights to all. To send an empty state would make a step."""
         optimizer.load_state_dict(state)
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         if optimizer.state:

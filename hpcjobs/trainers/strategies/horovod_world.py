@@ -1,8 +1,8 @@
 """Horovod started on ranks that have met already: over MPI or Gloo, and never as worlds of one.
 
-Open MPI and MPICH learn from the launcher who their peers are. Started by one that does not speak to them,
-each rank becomes a world of its own, trains alone, and the result looks like success. So it is asked
-beforehand whether the launcher speaks to this MPI, and afterwards whether all ranks are one world.
+Open MPI and MPICH learn their peers from the launcher. If the launcher does not support them, each rank becomes a
+separate world and trains alone, and the result looks like success. So `start` checks beforehand that the launcher
+supports this MPI, and afterwards that all ranks are one world.
 
 Under Gloo, rank 0 keeps the addresses until all ranks have them. horovodrun does so for processes it starts by ssh.
 """
@@ -42,7 +42,7 @@ ADDRESS, PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
 
 @contextmanager
 def meet_over_gloo(env: DistEnv, hosts: Sequence[str], share: Callable[[str], str]) -> Iterator[None]:
-    """Inside, `hvd.init` finds the ranks of `hosts`; a rendezvous that somebody else keeps is used as it is."""
+    """Inside, `hvd.init` finds the ranks of `hosts`; a rendezvous that the environment names is used instead."""
     if ADDRESS in os.environ or env.world_size == 1:
         yield
         return
@@ -68,7 +68,7 @@ def _serve(slots: list[SlotInfo]) -> Iterator[int]:
 
 
 def slots_of(hosts: Sequence[str]) -> list[SlotInfo]:
-    """Each rank's place as Horovod counts it: on its host, and among those with its number on other hosts."""
+    """Return each rank's slot: its number on its host, and the host's number among all hosts with this local rank."""
     slots = []
     for rank, host in enumerate(hosts):
         local_rank = hosts[:rank].count(host)
@@ -110,7 +110,7 @@ def start(
 ) -> str:
     """Start Horovod on the ranks of `hosts`; gives "horovod-mpi" or "horovod-gloo".
 
-    `share` gives rank 0's text to every rank. What a job script or horovodrun has set is kept.
+    `share` gives rank 0's text to every rank. Horovod's variables of a job script or horovodrun are used.
 
     Raises:
         WorldMismatch: the ranks would not be, or are not, the one world of `env`.
@@ -130,7 +130,7 @@ def start(
 
 
 def _choose_controller(requested: str, env: DistEnv) -> tuple[str, str]:
-    """What ranks agree over, and in words why not over MPI where that was open."""
+    """Return the controller, "mpi" or "gloo", and a note why MPI was not chosen, if `requested` allows both."""
     controller = os.environ.get("HOROVOD_CONTROLLER") if requested == "auto" else requested
     if env.world_size == 1:
         return "gloo", ""
@@ -163,7 +163,7 @@ def mpi_library() -> str:
 
 
 def _init(over: str) -> None:
-    """`hvd.init` with an end: a rank that MPI or Gloo loses on the way would wait for ever."""
+    """Run `hvd.init` with a time limit: a rank that MPI or Gloo loses on the way would wait for ever."""
     failures: list[Exception] = []
 
     def run() -> None:
@@ -176,7 +176,7 @@ def _init(over: str) -> None:
     thread.start()
     thread.join(START_TIMEOUT_S)
     if thread.is_alive() or failures:
-        atexit.unregister(hvd.shutdown)  # it would wait for what never started
+        atexit.unregister(hvd.shutdown)  # it would wait for a Horovod that never started
         cause = failures[0] if failures else f"nothing happened for {START_TIMEOUT_S:g} s"
         raise RendezvousError(
             f"Horovod did not start over {over} on {socket.gethostname()} (by {describe_launcher()}): {cause}",
@@ -221,4 +221,4 @@ def make_contiguous(model: nn.Module) -> None:
 
 
 def _silence(text: str) -> None:
-    """Lightning has its own words."""
+    """Discard log lines: Lightning does the logging."""

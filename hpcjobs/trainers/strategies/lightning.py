@@ -1,7 +1,7 @@
-"""A run whose loop, precision, accumulation and gradient synchronisation are Lightning's.
+"""Runs a training with Lightning's loop, precision, accumulation and gradient synchronisation.
 
-The world has met before Lightning starts, so it finds a process group and keeps it. Model, optimizer, rate,
-samples, clipping, metrics and checkpoints are those of every other trainer.
+The ranks have met before Lightning starts, so it finds a process group and keeps it. Model, optimizer, learning rate,
+samples, clipping, metrics and checkpoints are the same as in every other trainer.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def train(call: Call[LightningFlags], strategy: Strategy) -> RunSummary:
 
 
 def fit(run: TrainingRun, flags: LightningFlags) -> str | None:
-    """One Trainer, one call of `fit`; Lightning's own logs, bars and checkpoints are off: ours are on.
+    """Run `fit` of one Trainer. Lightning's logs, progress bars and checkpoints are off; ours are on.
 
-    Gives what carried the gradients, where it was not the process group.
+    Returns the library that carried the gradients, if it was not the process group's.
     """
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     callback = TrainingCallback(run)
@@ -104,9 +104,9 @@ def make_lightning_strategy(flags: LightningFlags, group: RankGroup, *, timeout_
 
 
 def list_parallel_devices(group: RankGroup, visible: int) -> list[torch.device]:
-    """The devices of the host's ranks, by local rank, as this rank counts them: Slurm may show it only its own.
+    """Return the devices of the host's ranks, by local rank, as this rank numbers them.
 
-    By `devices=` of the Trainer alone, Lightning would ask each rank to see those of all.
+    Slurm may show a rank only one GPU, but the Trainer's `devices=` would require every rank to see all GPUs.
     """
     return [torch.device("cuda", number % visible) for number in range(group.env.local_world_size)]
 
@@ -128,14 +128,14 @@ def choose_lightning_strategy(flags: LightningFlags, group: RankGroup, *, timeou
 
 
 class ScaledLoss(MixedPrecision):
-    """Scales the loss for a strategy that computes in fp16 by itself: there is nothing to autocast."""
+    """Scales the loss without autocast, for a strategy that computes in fp16 by itself."""
 
     def forward_context(self) -> AbstractContextManager[None]:
         return nullcontext()
 
 
 def make_precision_plugins(run: TrainingRun) -> list[Any]:
-    """Autocast where the strategy leaves it to the loop; the loss scale is the one that checkpoints keep."""
+    """Return plugins for autocast, unless the strategy does without, and for the loss scale that checkpoints save."""
     scaler = run.stepper.scaler if run.config.precision == "fp16" else None
     if run.stepper.dtype is not None:
         return [MixedPrecision(MIXED[run.config.precision], run.group.device.type, scaler)]
@@ -151,7 +151,7 @@ class WorkloadModule(LightningModule):
         self._stepper, self._callback = stepper, callback
 
     def configure_model(self) -> None:
-        """Sharded already, where it is: ModelParallelStrategy asks that this method be there."""
+        """Required by ModelParallelStrategy; `wrap` has sharded the model already."""
 
     def training_step(self, part: tuple[Batch, float], number: int) -> torch.Tensor:
         """Lightning divides by the number of passes of a full step; parts count by their share of their step."""
@@ -189,7 +189,7 @@ class Batches:
         return full_steps * plan.accumulate + -(-rest // plan.batch_size)
 
     def __iter__(self) -> Iterator[tuple[Batch, float]]:
-        """Each with its share of the samples of its step."""
+        """Yield each batch with its share of the step's samples."""
         meter, plan = self._run.recorder.meter, self._run.plan
         batches = self._data.epoch(self._epoch, self._first_step)
         for _ in range(plan.steps_per_epoch - self._first_step):
@@ -203,7 +203,7 @@ class Batches:
 
 
 class TrainingCallback(Callback):
-    """What our loop does around a step: the rate, the line of metrics, the held-out part, the checkpoint."""
+    """Does the work of our loop around a step: learning rate, metrics, evaluation, checkpoint."""
 
     def __init__(self, run: TrainingRun) -> None:
         self.run, self.step = run, run.first_step
@@ -236,8 +236,8 @@ class TrainingCallback(Callback):
 
 
 class KeepSignalHandlers(Callback):
-    """The handlers that were there before `fit`: Lightning's tells the other ranks by a broadcast from within the
-    signal, while the step it interrupts is at another collective."""
+    """Restores the signal handlers from before `fit`. Lightning's handler broadcasts to the other ranks from within the
+    signal, while the interrupted step may be in another collective."""
 
     def __init__(self) -> None:
         self._handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}

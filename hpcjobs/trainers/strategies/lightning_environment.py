@@ -12,7 +12,7 @@ from hpcjobs.trainers.distributed.process_group import RankGroup
 
 
 def choose_environment(group: RankGroup) -> ClusterEnvironment:
-    """Lightning's SLURMEnvironment where srun started exactly this world, else ours (torchrun, mpirun, by hand)."""
+    """Return SLURMEnvironment if srun started exactly this world; otherwise ours (torchrun, mpirun, by hand)."""
     env, variables = group.env, os.environ
     expected = {
         "SLURM_STEP_NUM_TASKS": env.world_size,

@@ -1,9 +1,9 @@
 """Lightning over Horovod: ``Trainer(strategy=HorovodStrategy(), devices=1, num_nodes=1)`` in every rank.
 
-Lightning 2 has no strategy for Horovod any more. This one leaves optimizers, schedulers and loops as they
-are: a hook on each parameter hands its gradient to Horovod as soon as it is complete, and the end of a
-backward pass waits for all of them. So accumulation, clipping, manual optimization, several optimizers,
-schedulers and checkpoints work as with Lightning's own DDP.
+Lightning 2 has no strategy for Horovod any more. This one does not change optimizers, schedulers or loops: a hook on
+each parameter hands its complete gradient to Horovod, and the end of a backward pass waits for all gradients. So
+accumulation, clipping, manual optimization, several optimizers, schedulers and checkpoints work as with Lightning's
+own DDP.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ OPERATIONS = {"sum": hvd.Sum, "mean": hvd.Average, "avg": hvd.Average, "min": hv
 class HorovodStrategy(ParallelStrategy):
     """Every rank holds the whole model. Give it to the Trainer as an instance, with ``devices=1``.
 
-    ``group``: ranks that have met already; else they meet now.
+    ``group``: ranks that have met already; without it, the ranks meet now.
     """
 
     strategy_name = "horovod"
-    is_distributed = True  # what makes the Trainer add distributed samplers
+    is_distributed = True  # the Trainer then adds distributed samplers
 
     def __init__(
         self,

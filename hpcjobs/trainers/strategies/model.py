@@ -5,7 +5,7 @@ the same effect under each strategy.
 
 Every rank builds the model on torch's meta device: names and shapes, no memory. Once it is sharded, each rank
 allocates its parts, and the weights arrive one tensor at a time from rank 0, which alone holds them all, in host
-memory. They are those that every rank would have built from the same seed.
+memory. They equal the weights that every rank would build from the same seed.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def synchronize_batch_norms(model: nn.Module, strategy: Strategy) -> None:
 
 
 class SynchronizedBatchNorm(_BatchNorm):
-    """While it trains, mean and variance are those of the samples of all ranks."""
+    """BatchNorm with mean and variance over the samples of all ranks while it trains."""
 
     @classmethod
     def of(cls, other: _BatchNorm) -> SynchronizedBatchNorm:
-        """With the tensors of another one."""
+        """Make one with the tensors of another BatchNorm."""
         made = cls(
             other.num_features, other.eps, other.momentum, other.affine, other.track_running_stats, device="meta"
         )
@@ -114,7 +114,7 @@ class AllReduce(torch.autograd.Function):
 
 
 def change_blocks(model: nn.Module, workload: Workload, config: Config, group: RankGroup) -> Workload:
-    """Compile blocks, and have them compute again in the backward pass, where flags say so; the workload, with blocks.
+    """Apply --compile-blocks and --activation-checkpointing, and return the workload with its blocks.
 
     Only `forward` is replaced: names stay, and the hooks of a strategy that gathers a block's weights run around it.
 
@@ -137,7 +137,7 @@ def change_blocks(model: nn.Module, workload: Workload, config: Config, group: R
 
 
 def make_contexts(norms: Sequence[_BatchNorm]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Around a block's forward pass, and around the one that is computed again."""
+    """Return the contexts of a block's forward pass and of its recomputation in the backward pass."""
     return nullcontext(), keep_statistics(norms)
 
 
@@ -167,7 +167,7 @@ class Skeleton:
 
 
 def build_skeleton(build: Callable[[], nn.Module], group: RankGroup) -> Skeleton | str:
-    """The model without memory, or why it cannot be built so; a collective call. `build` begins with its own seed.
+    """Return the skeleton of the model, or the reason why it cannot be built; a collective call. `build` sets the seed.
 
     Raises:
         PeerLost: rank 0, which builds the weights, failed at it.
@@ -196,7 +196,7 @@ def _build_on_meta(build: Callable[[], nn.Module]) -> tuple[nn.Module | None, st
     try:
         with torch.device("meta"):
             model = build()
-    except Exception as error:  # often: it reads values. The complete model is built next, and raises what is a bug
+    except Exception as error:  # often it reads values; the complete model is built next, and raises a bug again
         return None, (str(error) or type(error).__name__).splitlines()[0]
     plain = next(list_plain_tensors(model), None)
     if plain is not None:
@@ -205,7 +205,7 @@ def _build_on_meta(build: Callable[[], nn.Module]) -> tuple[nn.Module | None, st
 
 
 def list_plain_tensors(model: nn.Module) -> Iterator[str]:
-    """Names of the attributes that are tensors, or hold some: nothing moves, shards or saves them."""
+    """Yield the names of attributes with plain tensors, which torch does not move, shard or save."""
     for prefix, module in model.named_modules():
         for name, value in vars(module).items():
             if name not in NOT_PLAIN and any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(value)):
@@ -217,15 +217,15 @@ def is_meta(model: nn.Module) -> bool:
 
 
 def list_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and buffers by name, also those that no checkpoint has; tied ones once."""
+    """Yield parameters and buffers by name, also the buffers that no checkpoint has; tied ones once."""
     yield from chain(model.named_parameters(), model.named_buffers())
 
 
 def materialize(model: nn.Module, weights: Tensors | None, group: RankGroup) -> None:
-    """Allocate what this rank holds of a sharded skeleton, and fill it from rank 0; a collective call."""
+    """Allocate this rank's part of a sharded skeleton, and fill it from rank 0; a collective call."""
     received: dict[torch.Tensor | None, torch.Tensor | None] = {
         None: None
-    }  # by what it replaces: tied weights stay tied
+    }  # by the tensor it replaces: tied weights stay tied
     for name, tensor in list(list_tensors(model)):
         value = _receive(tensor, None if weights is None else weights[name], group)
         is_parameter = isinstance(tensor, nn.Parameter)

@@ -25,7 +25,7 @@ def check_workload_name(name: str) -> None:
 
 
 def load_workload(config: Config, flags: Any = None) -> Workload:
-    """The workload that `--workload` names, made with its own flags (a dataclass)."""
+    """Return the workload that `--workload` names, made with `flags`, the dataclass of its flags."""
     from hpcjobs.trainers.workloads.base import Workload  # loads torch
 
     name = config.workload

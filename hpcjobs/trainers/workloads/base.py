@@ -1,4 +1,4 @@
-"""Workloads: the model, its data, batches and parameter groups, and the checks of what a workload returns."""
+"""Workloads: the model, its data, batches and parameter groups, and checks of the values that it returns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from hpcjobs.runtime.exits import BadData, UsageError
 
 Batch = Any
-"""Tensors whose first dimension counts samples: one tensor, or a tuple, list or mapping of them, nested as you like."""
+"""Tensors with samples as first dimension: one tensor, or a tuple, list or mapping of them, nested as you like."""
 
 Metrics = Mapping[str, torch.Tensor]
 
@@ -27,7 +27,7 @@ class BatchDataset(Protocol):
 
 
 class MapDataset(Protocol):
-    """torch's map-style `Dataset`, a list, or anything else with samples by number."""
+    """torch's map-style `Dataset`, a list, or any other object with samples by number."""
 
     def __len__(self) -> int: ...
 
@@ -35,7 +35,7 @@ class MapDataset(Protocol):
 
 
 Dataset = BatchDataset | MapDataset | Iterable[Any]
-"""What a workload may train on; the last one is torch's `IterableDataset`, with or without a length."""
+"""Training data of a workload; the last kind is torch's `IterableDataset`, with or without a length."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,10 @@ class Workload:
     evaluate: Callable[[Any, Batch], Score] | None = None  # None: the loss of the held-out part
     collate: Callable[[list[Any]], Batch] | None = None  # from samples to a batch; None: torch's default_collate
     name: str = ""  # "": the name of the function that makes the workload
-    unit: str = "samples"  # what throughput counts: "images", "tokens"
+    unit: str = "samples"  # the unit of throughput, such as "images" or "tokens"
     units_per_sample: float = 1.0
     flops_per_sample: float | None = None  # of forward and backward together, counted as docs/trainers.md says
-    # defaults, for what the command line leaves open
+    # defaults for flags that are not given
     batch_size: int = 32
     lr: float = 1e-3
     epochs: int = 1
@@ -185,7 +185,7 @@ def _tensors(batch: Batch) -> list[torch.Tensor]:
 
 
 def split_loss(result: Any, workload: Workload) -> tuple[torch.Tensor, Metrics]:
-    """The loss, and the metrics beside it.
+    """Return the loss and the metrics.
 
     Raises:
         UsageError: one of them is not a tensor of one number.
@@ -207,7 +207,7 @@ def _refuse_other_than_scalar(value: Any, what: str) -> None:
 
 
 def refuse_loss_without_gradient(loss: torch.Tensor, workload: Workload) -> None:
-    """Raises UsageError for a loss from which no gradient leads to a weight."""
+    """Raise UsageError if the loss does not depend on the weights."""
     if not loss.requires_grad:
         raise UsageError(
             f"the loss of the workload {workload.name} does not depend on the model's weights",
@@ -216,7 +216,7 @@ def refuse_loss_without_gradient(loss: torch.Tensor, workload: Workload) -> None
 
 
 def refuse_other_model(model: object, workload: Workload) -> None:
-    """Raises UsageError for what is no model."""
+    """Raise UsageError if `model` is not a torch.nn.Module."""
     if not isinstance(model, nn.Module):
         raise UsageError(
             f"build_model of the workload {workload.name} returned a {type(model).__name__}, expected a torch.nn.Module"
@@ -224,7 +224,7 @@ def refuse_other_model(model: object, workload: Workload) -> None:
 
 
 def refuse_frozen_model(model: nn.Module, workload: Workload) -> None:
-    """Raises UsageError for a model that has nothing to train."""
+    """Raise UsageError if the model has no weights to train."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UsageError(f"the model of the workload {workload.name} has no weights to train")
 
@@ -233,7 +233,7 @@ GroupedParameters = list[tuple[ParameterGroup, list[nn.Parameter]]]
 
 
 def group_parameters(named: Iterable[tuple[str, nn.Parameter]], workload: Workload) -> GroupedParameters:
-    """The parameters by the group that the workload puts them into, in the order in which the groups occur."""
+    """Return the parameters by the workload's groups; the order is by the first parameter of each group."""
     groups: dict[ParameterGroup, list[nn.Parameter]] = {}
     for name, parameter in named:
         groups.setdefault(choose_group(name, parameter, workload), []).append(parameter)
@@ -248,7 +248,7 @@ def choose_group(name: str, parameter: nn.Parameter, workload: Workload) -> Para
 
 
 def order_names(model: nn.Module, workload: Workload) -> list[str]:
-    """The names of a model's parameters in the order in which the optimizer numbers them."""
+    """Return the names of a model's parameters in the optimizer's order."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     groups = group_parameters(model.named_parameters(), workload)
     return [names[parameter] for _, parameters in groups for parameter in parameters]

@@ -19,14 +19,14 @@ from hpcjobs.trainers.workloads.saved_dataset import is_saved_dataset, load_save
 from hpcjobs.trainers.workloads.tar_shards import TarShards
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
-HELD_OUT_EVERY = 10  # of a folder that has no part of its own to hold out
+HELD_OUT_EVERY = 10  # for a folder without a held-out part
 TRIALS, AREAS, LOG_RATIO = 10, (0.08, 1.0), math.log(4 / 3)  # of random parts
 MARGIN = 8 / 7  # an image's shorter side before its middle is cut out: 256 for 224
 DIFFERENT = 64  # made-up images
 
 
 class SyntheticImages:
-    """A few random pictures over and over, each with its own label: reading them costs one copy."""
+    """A few random pictures, repeated, each with a label; reading a batch costs one copy."""
 
     def __init__(self, count: int, *, side: int, classes: int, channels_last: bool) -> None:
         self.count, self.classes, self.channels_last = count, classes, channels_last
@@ -75,7 +75,7 @@ class Images:
         return self.read_augmented(indices, random.getrandbits(32))
 
     def read_augmented(self, indices: Sequence[int], seed: int) -> Batch:
-        """What is cut from an image follows from the seed and its number alone."""
+        """Read a batch; the part cut from an image depends on the seed and the image's number alone."""
         pairs = [self._read(index, seed) for index in indices]
         pictures = channels_first(torch.stack([picture for picture, _ in pairs]), self.channels_last)
         return pictures, torch.tensor([label for _, label in pairs])
@@ -198,7 +198,7 @@ def channels_first(pictures: torch.Tensor, channels_last: bool) -> torch.Tensor:
 
 
 def open_images(folder: Path, *, side: int, channels_last: bool, augment: bool) -> tuple[Images, Images, int]:
-    """Training and held-out part, and the number of classes, of whatever the folder has."""
+    """Return the training and held-out images of a folder, and the number of classes."""
     load_pillow()
     if not folder.is_dir():
         raise MissingData(f"--data {folder}: no such folder")
@@ -223,7 +223,7 @@ def _open_dataset(folder: Path) -> tuple[ImageSource, ImageSource, int]:
 
 
 def _open_shards(folder: Path) -> tuple[ImageSource, ImageSource, int]:
-    """`val*.tar` are held out, else every tenth sample; classes.txt has a class per line, else all labels are read."""
+    """Hold out `val*.tar`, or every tenth sample. Without classes.txt (a class per line), read all labels."""
     paths = sorted(folder.glob("*.tar"))
     held_paths = [path for path in paths if path.name.startswith("val")]
     train = TarShards.open([path for path in paths if path not in held_paths])
@@ -258,7 +258,7 @@ def _open_files(folder: Path) -> tuple[ImageSource, ImageSource, int]:
 
 
 def _list_images(root: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
-    """In an order that is the same on every host."""
+    """List the images in the same order on every host."""
     return [
         (path, label)
         for label, name in enumerate(classes)

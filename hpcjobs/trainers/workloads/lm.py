@@ -1,7 +1,7 @@
 """A language model: predicts the next token of tokenised files, of a text byte by byte, or of a synthetic pattern.
 
 The decoder is GPT-style: pre-norm blocks of causal attention and a four-fold MLP, tied output layer. With --model, a
-causal language model of Hugging Face's transformers is read from a local folder; nothing is fetched.
+causal language model of Hugging Face's transformers is read from a local folder, without a network.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hpcjobs.trainers.workloads.tokens import INFO_FILE, SyntheticTokens, Tokens
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """The shape of a decoder; `width` is that of its hidden states, lengths count tokens."""
+    """The shape of a decoder; `width` is the size of its hidden states, lengths count tokens."""
 
     layers: int
     width: int
@@ -117,7 +117,7 @@ def read_vocabulary(folder: Path) -> int:
     """The number of tokens in the model's vocabulary.
 
     Raises:
-        MissingData, BadData: there is no model.
+        MissingData: the folder or transformers is missing. BadData: the folder can't be read.
     """
     if not (folder / "config.json").is_file():
         raise MissingData(f"--model {folder} has no config.json", hint="a folder that save_pretrained wrote")
@@ -244,7 +244,7 @@ def _vocabulary(config: Config) -> int:
 
 
 def _read_vocabulary(config: Config) -> int:
-    """Of --tokens: what --vocabulary or tokens.json says."""
+    """Return the vocabulary size of --tokens, from --vocabulary or tokens.json."""
     if config.text:
         raise UsageError("--text and --tokens: one of them", hint="hpcjobs.trainers.data.tokenize makes tokens of text")
     infos = [

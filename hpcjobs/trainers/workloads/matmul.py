@@ -1,4 +1,4 @@
-"""A workload of matrix products and nothing else: it shows the rate that no training step on this device can pass."""
+"""A workload of matrix products alone: its rate is the upper limit of every training step on this device."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Products(nn.Module):
-    """One product of two square matrices per sample, into a third that is kept. Nothing is learnt: the one
-    weight, which has no effect, gives the strategies something to carry."""
+    """One product of two square matrices per sample, into a third that is kept. The model has
+    one weight without an effect, so that strategies have a gradient to reduce."""
 
     left: torch.Tensor
     right: torch.Tensor
@@ -46,7 +46,7 @@ class Numbers:
         return self.count
 
     def on_device(self, device: torch.device) -> Numbers:
-        """Itself: the numbers are not read, so nothing needs to be copied to a GPU, and no process to read ahead."""
+        """Return itself: the numbers are not read, so they need no copy on a GPU and no worker process."""
         return self
 
     def read_batch(self, indices: Sequence[int]) -> Batch:

@@ -40,7 +40,7 @@ class Bottleneck(nn.Module):
 class ResNet50(nn.Module):
     """Images as bytes [batch, 3, side, side] -> logits [batch, classes].
 
-    Bytes are normalised here, on the device: the way there is then a quarter as long as that of floats.
+    Bytes are normalised here, on the device: copying bytes there takes a quarter of the time of floats.
     """
 
     mean: torch.Tensor

@@ -41,8 +41,9 @@ def open_saved_dataset(folder: Path, *, option: str) -> Any:
 
 
 def load_saved_dataset(folder: Path, *, option: str, columns: Sequence[str], held_out_every: int) -> Parts:
-    """The splits `train` and `validation` (else `test`) of a saved dataset; of one without splits, every so many-th row
-    is held out.
+    """Return the splits `train` and `validation` (or `test`) of a saved dataset.
+
+    Without a held-out split, every `held_out_every`-th row is held out.
 
     Raises:
         MissingData, BadData: as `open_saved_dataset`, or a split or a column is missing.

@@ -1,7 +1,7 @@
 """Reads WebDataset's tar shards by number: in any order, at any world size, from any place on.
 
 A sample is all files of a shard with the same name up to the first dot, such as `0001.jpg` and `0001.cls`. Headers
-are read once, and kept beside a shard as `SHARD.index`, where that can be written.
+are read once, and written to `SHARD.index` in the folder of the shard, if possible.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TarShards:
         """All samples of the shards, in their order.
 
         Raises:
-            MissingData, BadData: a shard is not there, is compressed, or is no tar file.
+            MissingData: a shard does not exist. BadData: it is compressed, or not a tar file.
         """
         shards = tuple(Path(path) for path in paths)
         samples = []
@@ -88,14 +88,14 @@ def read_index(path: Path) -> list[Member]:
             return [
                 (key, name, int(first), int(size)) for key, name, first, size in (line.split("\t") for line in lines)
             ]
-    except (FileNotFoundError, ValueError):  # none yet, or of something else: the shard is read
+    except (FileNotFoundError, ValueError):  # the index is missing or has another format: read the shard
         pass
     members = list(_scan(path))
     beside = index.with_name(f".{index.name}.{os.getpid()}")
     try:
         beside.write_text("".join("\t".join(map(str, member)) + "\n" for member in members), encoding="utf-8")
         beside.replace(index)
-    except OSError:  # a folder of somebody else: it is read again next time
+    except OSError:  # the folder is not writable: the shard is read again next time
         beside.unlink(missing_ok=True)
     return members
 

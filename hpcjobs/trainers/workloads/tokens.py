@@ -38,7 +38,7 @@ Tokens = npt.NDArray[np.integer]
 
 @dataclass(frozen=True)
 class TokensInfo:
-    """What a model needs to know of a folder of tokens."""
+    """The content of tokens.json: vocabulary, tokenizer, layout and counts of a folder."""
 
     vocabulary: int
     end_of_text: int | None
@@ -53,10 +53,10 @@ class TokensInfo:
 
     @classmethod
     def read(cls, folder: Path) -> TokensInfo | None:
-        """None in a folder that another program made.
+        """Read tokens.json; None in a folder that another program made.
 
         Raises:
-            BadData: the file is there, and is not what we write.
+            BadData: the file can't be read, or has other fields.
         """
         path = folder / INFO_FILE
         try:
@@ -88,7 +88,7 @@ class TokenWriter:
 
 
 def write_index(path: Path, lengths: Sequence[int], dtype: np.dtype[np.generic]) -> None:
-    """Megatron's index of documents that lie one after the other."""
+    """Write Megatron's index of contiguous documents."""
     code = next(code for code, kind in CODES.items() if np.dtype(kind) == dtype)
     sizes = np.array(lengths, dtype=np.int32)
     ends = np.cumsum(sizes, dtype=np.int64) * dtype.itemsize
@@ -103,7 +103,7 @@ def read_index_type(path: Path) -> type[np.generic]:
     """The type of the tokens that a Megatron index describes.
 
     Raises:
-        BadData: it is no such index, or one of another version.
+        BadData: it is not such an index, or has another version or type.
     """
     with path.open("rb") as file:
         head = file.read(len(MAGIC) + 9)
@@ -117,10 +117,10 @@ def read_index_type(path: Path) -> type[np.generic]:
 
 
 def map_tokens(path: Path) -> Tokens:
-    """The tokens of one .bin file, mapped: nothing is read before it is used.
+    """Return the tokens of one .bin file as a memory map: they are read on first use.
 
     Raises:
-        MissingData, BadData: there is no such file, or its size is not that of whole tokens.
+        MissingData: the file does not exist. BadData: it is empty, or its size is not a multiple of the token size.
     """
     index = path.with_suffix(".idx")
     if not path.is_file():
@@ -157,7 +157,7 @@ HELD_OUT_SHARE = 20  # the last twentieth of each file
 
 
 class SyntheticTokens:
-    """Sample i counts upward from a start in steps of its own: learnable, endless, and made in O(1)."""
+    """Samples that count upward, with a start and a step per sample: learnable, endless, and made in O(1)."""
 
     def __init__(self, count: int, *, length: int, vocabulary: int, first: int = 0) -> None:
         self.count, self.length, self.vocabulary, self.first = count, length, vocabulary, first

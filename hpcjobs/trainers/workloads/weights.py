@@ -24,7 +24,7 @@ def load_safetensors() -> ModuleType:
 
 
 def write_weights(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
-    """Write beside and rename. Tensors that share memory, such as tied weights, are written once for each name."""
+    """Write a temporary file and rename it. Tensors that share memory (tied weights) are written for each name."""
     package = load_safetensors()
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -40,7 +40,7 @@ def read_weights(source: Path) -> dict[str, torch.Tensor]:
     """All tensors of a safetensors file, or of all such files in a folder.
 
     Raises:
-        MissingData, BadData: there is none, or it can't be read.
+        MissingData: no file exists. BadData: a file can't be read.
     """
     package = load_safetensors()
     tensors: dict[str, torch.Tensor] = {}
@@ -66,7 +66,8 @@ def load_weights(model: nn.Module, source: Path) -> None:
     Tensors are read one at a time, and cast to the model's type.
 
     Raises:
-        MissingData, BadData: what is missing, unexpected or of another shape.
+        MissingData: no file exists.
+        BadData: a file can't be read, or a tensor is missing, unexpected or of another shape.
     """
     package = load_safetensors()
     files = list_weight_files(source, option="--init-from")
@@ -101,6 +102,6 @@ def load_weights(model: nn.Module, source: Path) -> None:
 
 
 def _list_tied(targets: Mapping[str, torch.Tensor], seen: set[str]) -> set[str]:
-    """Names whose memory was filled under another name."""
+    """Return the names that share memory with a tensor filled under another name."""
     filled = {targets[name].data_ptr() for name in seen & targets.keys()}
     return {name for name, tensor in targets.items() if tensor.numel() and tensor.data_ptr() in filled}
