@@ -16,14 +16,14 @@ from hpcjobs.cloud.section import PROVIDERS
 class CostEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """Money per hour of the whole cluster, in ``currency``; ``None`` where the site has no prices.
 
-    Per node: node_hour + GPUs x gpu_hour + CPUs x cpu_hour, whichever the site says; plus the head's own price.
+    A node costs node_hour + GPUs x gpu_hour + CPUs x cpu_hour, without unknown prices; the head's price is added.
     """
 
     nodes: int
     per_hour: float | None
     currency: str
     left_out: tuple[str, ...]
-    """What the estimate does not hold."""
+    """Costs that the estimate leaves out."""
 
 
 def estimate(cluster: Cluster) -> CostEstimate:
@@ -49,7 +49,7 @@ _SECRET = re.compile(
 
 
 class ClusterFinding(msgspec.Struct, frozen=True):
-    """One thing to know; an ``error`` would fail or do harm."""
+    """One finding; an ``error`` would fail or do harm."""
 
     level: Level
     about: str
@@ -57,12 +57,12 @@ class ClusterFinding(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """All that ``hpcjobs cloud check`` tells."""
+    """The report of ``hpcjobs cloud check``."""
 
     site: str
     provider: str
     checked_against: str
-    """Provider and version whose schema the files were held against."""
+    """Provider and version of the schema that the files were checked against."""
     findings: tuple[ClusterFinding, ...]
     estimate: CostEstimate
 
@@ -72,7 +72,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check(cluster: Cluster, files: Mapping[str, str], kind: Kind = "vms") -> Report:
-    """Hold ``files`` (as rendered for ``kind``, or as somebody changed them) and the cluster against what is known."""
+    """Check ``files`` (as rendered for ``kind``, or edited since) and the cluster: schema, quota, budget, security."""
     schema = provider_schema(cluster.cloud.provider)
     priced = estimate(cluster)
     findings = [ClusterFinding("error", "terraform", problem) for problem in problems(files, cluster.cloud.provider)]
@@ -102,7 +102,7 @@ def _secrets(files: Mapping[str, str]) -> Iterator[ClusterFinding]:
 
 
 def _quota(cluster: Cluster) -> Iterator[ClusterFinding]:
-    """Against the limits in the site file; the provider is not asked."""
+    """Compare CPUs, GPUs and disks with the quota in the site file; the provider is not asked."""
     cloud, nodes = cluster.cloud, cluster.cloud.nodes.max
     disk = (nodes + 1) * gib(cloud.disk.size) + (gib(cloud.shared.size) if cloud.shared.kind == "nfs" else 0)
     allowed_disk = gib(cloud.quota.disk) if cloud.quota.disk else None

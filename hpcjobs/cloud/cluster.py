@@ -29,11 +29,11 @@ _FILESTORE_GIB = {
 """Tier -> the sizes that Google sells: from, to, in steps of."""
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?\Z")
 _RESERVED_ADDRESSES = 16
-"""Of a subnet: the provider's own few, the head, the filesystem."""
+"""Addresses of a subnet for the provider, the head and the filesystem."""
 
 
 class Cluster(NamedTuple):
-    """What is to be built: everything resolved and free of contradictions."""
+    """The cluster to build, with every value resolved and checked."""
 
     site: Site
     cloud: Cloud
@@ -59,7 +59,7 @@ class Cluster(NamedTuple):
 
 
 class _ClusterFile(msgspec.Struct, frozen=True):
-    """A site file with nothing but its cloud section looked at."""
+    """The cloud section of a site file; the other keys are ignored."""
 
     cloud: Cloud | None = None
 
@@ -74,8 +74,8 @@ def resolve_cluster(site: Site) -> Cluster:
     """The cluster that ``site`` describes.
 
     Raises:
-        ConfigError: the site has no cloud section, or it is wrong, contradicts the partitions, or asks for what the
-            provider does not sell; names file, line and key.
+        ConfigError: the site has no cloud section, or the section is wrong, contradicts the partitions, or requests
+            machines or sizes that the provider does not sell; names file, line and key.
     """
     path = Path(site.path)
     if site.cloud is None:
@@ -105,7 +105,7 @@ def _partition(site: Site, cloud: Cloud) -> str:
 
 
 def _contradictions(site: Site, cloud: Cloud) -> Iterator[_Problem]:
-    """What is wrong, the root of a chain of mistakes first: later checks may rely on earlier ones."""
+    """Yield each problem, the cause before its consequences: later checks rely on earlier ones."""
     if not _NAME.match(site.name):
         yield _Problem("cloud", f"the file's name {site.name!r} names the machines: small letters, digits and '-' only")
     if (refused := PROVIDERS[cloud.provider].find_refused_name(site.name)) is not None:
@@ -148,7 +148,7 @@ def _wrong_gpus(cloud: Cloud, machine: Machine) -> Iterator[_Problem]:
 
 
 def _wrong_shape(cloud: Cloud, machine: Machine, key: str, partition: Partition) -> Iterator[_Problem]:
-    """A partition whose nodes are not the machines that would be rented."""
+    """Yield each difference between the partition's nodes and the machine that would be rented."""
     if len(partition.groups) > 1:
         yield _Problem(f"{key}.nodes", f"a rented cluster has machines of one type, not {len(partition.groups)}")
     node, gpu = partition.shape, cloud.gpu
@@ -200,7 +200,7 @@ def _wrong_network(cloud: Cloud, machine: Machine) -> Iterator[_Problem]:
 
 
 def _public_key(site_file: Path, key: str) -> str:
-    """``key``, or what stands in the file it names (from the site file's folder)."""
+    """``key``, or the content of the file that it names, relative to the site file's folder."""
     if re.fullmatch(PUBLIC_KEY, key):
         return key
     path = site_file.parent / Path(key).expanduser()

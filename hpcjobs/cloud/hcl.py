@@ -9,7 +9,7 @@ Value = str | int | float | bool | None | Sequence[str] | Mapping[str, str]
 
 
 def literal(value: Value) -> str:
-    """``value`` in one line; text comes out as it is, whatever it holds."""
+    """``value`` on one line; text is escaped so that HCL reads it unchanged."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("${", "$${").replace("%{", "%%{")
     if value is None or isinstance(value, (bool, int, float)):

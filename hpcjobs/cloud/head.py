@@ -12,13 +12,13 @@ from hpcjobs.processes.programs import Result, Runner, run, run_in_terminal
 from hpcjobs.wheel import Wheel
 
 PATIENCE_S = 1800.0
-"""What machines may need to start and to install themselves; bootstrap.sh waits as long."""
+"""Seconds that machines may take to start and install themselves; bootstrap.sh waits as long."""
 _PAUSE_S = 5.0
 _READY = "test -e .cluster-ready"
 
 
 class HeadNode:
-    """Where people log in.
+    """The node that people log in to.
 
     The cluster's own known_hosts, in its folder, keeps the key that the head showed first: the user's file may know
     another machine by the same address.

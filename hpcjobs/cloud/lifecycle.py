@@ -1,4 +1,4 @@
-"""Plans, builds and takes down a cluster by Terraform, whose state stays in the cluster's folder."""
+"""Plans, builds and takes down a cluster with Terraform; Terraform's state is in the cluster's folder."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StateOwner(msgspec.Struct, frozen=True):
     region: str
     project: str | None
     site_files: tuple[str, ...]
-    """The file that it was built from, and the user's own copy of that."""
+    """The site file that the cluster was built from, and the user's copy of it."""
 
 
 class BuiltCluster(NamedTuple):
@@ -79,10 +79,10 @@ def _identify(cluster: Cluster) -> StateOwner:
 
 
 def _refuse_other_cluster(identity: StateOwner, out: Path, *, by_site_file: bool) -> None:
-    """Refuse a folder whose state is that of another cluster, which Terraform would change into this one.
+    """Refuse a folder with the state of another cluster: Terraform would change that cluster into this one.
 
     Raises:
-        RequestError: names what differs.
+        RequestError: names each difference.
     """
     if not is_built(out) or not (out / _IDENTITY).is_file():
         return
@@ -99,13 +99,13 @@ def _refuse_other_cluster(identity: StateOwner, out: Path, *, by_site_file: bool
 
 
 def is_built(folder: Path) -> bool:
-    """Whether the state in ``folder`` has anything."""
+    """Whether the state in ``folder`` has a resource."""
     state = folder / "terraform.tfstate"
     return state.is_file() and bool(json.loads(state.read_bytes() or b"{}").get("resources"))
 
 
 def plan(cluster: Cluster, folder: Path | None = None, *, nodes: int | None = None) -> Path:
-    """Show what Terraform would do; nothing is built. Returns the folder."""
+    """Print Terraform's plan without building anything; return the folder."""
     out, _ = prepare(cluster, folder)
     _init(out)
     terraform.stream(out, "plan", *variables(cluster, out, nodes))
@@ -120,15 +120,15 @@ def up(
     confirmed: bool = False,
     force: bool = False,
 ) -> BuiltCluster:
-    """Build the cluster, or change it to what the site says now; Terraform asks before it does unless ``confirmed``.
+    """Build the cluster, or change it to match the site file; Terraform asks first unless ``confirmed``.
 
     ``nodes``: how many worker nodes to have; None: as many as there are, and at first the site's ``nodes.min``.
 
     Raises:
-        ConfigError: the check found errors, or the site leaves open what is needed.
-        RequestError: nodes are taken away while jobs are in the queue, unless ``force``; or the folder has the state of
-            another cluster.
-        HpcJobsError: Terraform failed or its question was answered with no, or the head cannot be reached.
+        ConfigError: the check found errors, or a line of the site file would end it inside the start-up script.
+        RequestError: nodes would be taken away while jobs are in the queue, or the queue cannot be read (``force``
+            skips this check); or the folder has the state of another cluster.
+        HpcJobsError: Terraform failed, or the user answered no.
     """
     refuse_change("cloud up")
     out, _ = prepare(cluster, folder)
@@ -147,7 +147,7 @@ def up(
 
 
 def variables(cluster: Cluster, folder: Path, nodes: int | None) -> list[str]:
-    """Choices of one call, which the site file does not make."""
+    """Terraform arguments of one call: the number of nodes, and arguments from the environment."""
     built = len(terraform.outputs(folder).get("nodes", ())) if (folder / "terraform.tfstate").is_file() else 0
     count = nodes if nodes is not None else built or cluster.cloud.nodes.min
     return ["-var", f"nodes={count}", *PROVIDERS[cluster.cloud.provider].find_arguments(os.environ)]
@@ -156,12 +156,12 @@ def variables(cluster: Cluster, folder: Path, nodes: int | None) -> list[str]:
 def down(folder: Path, *, confirmed: bool = False, force: bool = False) -> None:
     """Take down everything of the state in ``folder``, the shared filesystem included.
 
-    The values that it was built with are read from the state: a site file that changed since, or is gone, makes no
-    difference. Terraform asks before it does it unless ``confirmed``.
+    The values come from the state, so a changed or missing site file makes no difference. Terraform asks first unless
+    ``confirmed``.
 
     Raises:
-        RequestError: jobs run or wait there, or that is not known (``force`` continues all the same).
-        HpcJobsError: nothing is built, Terraform failed, or its question was answered with no.
+        RequestError: jobs are in the cluster's queue, or it cannot be read; ``force`` skips this check.
+        HpcJobsError: the folder has no state, Terraform failed, or the user answered no.
     """
     refuse_change("cloud down")
     if not (folder / "terraform.tfstate").is_file():
@@ -201,9 +201,9 @@ def refuse_while_jobs_run(head: HeadNode) -> None:
 
 
 def remember_login(cluster: Cluster, login: str) -> Path:
-    """Write ``login`` into the user's own copy of the site, made now if there is none; returns its path.
+    """Write ``login`` into the user's copy of the site file, made now if missing; return its path.
 
-    Where the site in use is neither the user's nor shipped (``./site_configs``), it is that file which is changed.
+    A site file in ``./site_configs`` is changed itself.
     """
     used, own = Path(cluster.site.path), _own_copy(cluster)
     text = (own if own.is_file() else used).read_text(encoding="utf-8")

@@ -1,7 +1,6 @@
-"""What hpcjobs knows of a cloud: one `CloudProvider`, in a module of its own such as `gcp`.
+"""Types that describe a cloud; each cloud is a `CloudProvider` in a module such as `gcp`.
 
-Names, prices and limits change at the provider's own pace. Terraform files are in ``templates/cloud/NAME``, the schemas
-that they are checked against in ``schemas/NAME.json``.
+Terraform files are in ``templates/cloud/NAME``, the schemas that they are checked against in ``schemas/NAME.json``.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Machine(NamedTuple):
     mem_gib: float
     gpu_model: str | None = None
     gpus: int = 0
-    """GPUs it always has; those of ``attachable`` come on top."""
+    """GPUs that the machine always has; ``attachable`` GPUs are not counted."""
     attachable: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """GPU model -> counts that may be attached."""
     fabric: bool = False
@@ -45,15 +44,15 @@ class CloudProvider(NamedTuple):
 
     name: str
     kinds: tuple[Kind, ...]
-    """What can be rendered for it."""
+    """Kinds of folder that can be rendered."""
     machines: Sequence[Machine]
-    """The machine types that it sells, under its own names. To use one that is missing, add its line."""
+    """The machine types that it sells, by the provider's names. Add a line for a missing one."""
     check: Callable[[Cloud], None]
-    """Raises ValueError where the section asks for what this cloud does not have."""
+    """Raises ValueError if the section requests a feature that this provider does not have."""
     find_refused_name: Callable[[str], str | None]
-    """Why it refuses a name that it makes of the site's name; None: it does not."""
+    """Reason why the provider refuses a name made from the site's name, or None."""
     terraform_values: Callable[[Cluster], dict[str, Value]]
-    """Values of its own Terraform variables, besides those of every cloud."""
+    """Values of the provider's Terraform variables, added to the common ones."""
     describe_security: Callable[[Cloud], Iterator[tuple[Level, str, str]]]
     """Level, subject and text of each fact about identity and start of the machines."""
     credentials: str

@@ -106,11 +106,11 @@ _ENDS_HERE = "SITE"
 
 
 def render(cluster: Cluster, kind: Kind = "vms") -> dict[str, str]:
-    """File name -> text of everything that the folder holds. Writes nothing.
+    """File name -> text of every file in the folder. No file is written.
 
     Raises:
         RequestError: the provider has no such ``kind``.
-        ConfigError: the site file cannot travel inside a script.
+        ConfigError: a line of the site file would end it inside the start-up script.
     """
     provider = PROVIDERS[cluster.cloud.provider]
     if kind not in provider.kinds:
@@ -177,7 +177,7 @@ def _context(cluster: Cluster) -> dict[str, object]:
 
 
 def terraform_values(cluster: Cluster) -> dict[str, Value]:
-    """Variable -> value; what the site leaves to whoever builds (project, keys, networks) is left out."""
+    """Variable -> value, without variables that the site leaves open (project, keys, networks)."""
     cloud = cluster.cloud
     values: dict[str, Value | None] = {
         "project": cloud.project,
@@ -204,17 +204,17 @@ def terraform_values(cluster: Cluster) -> dict[str, Value]:
 
 
 def default_folder(name: str) -> Path:
-    """Where the files and the state of cluster ``name`` are unless somebody says: the user's state folder."""
+    """The default folder of cluster ``name`` for its files and Terraform state, in the user's state folder."""
     return state_dir() / "cloud" / name
 
 
 def wheel_of(cluster: Cluster) -> Wheel | None:
-    """The wheel that the machines wait for; None where the site names its own packages."""
+    """The wheel that the machines wait for; None if the site lists packages."""
     return build_wheel() if cluster.cloud.packages is None else None
 
 
 def write(files: Mapping[str, str], out: Path, wheel: Wheel | None = None) -> None:
-    """Write ``files`` and ``wheel`` into ``out`` (0700), each in one step; what else is there, the state, stays.
+    """Write ``files`` and ``wheel`` into ``out`` (0700), each in one step; other files, such as the state, stay.
 
     Raises:
         HpcJobsError: the folder cannot be written.

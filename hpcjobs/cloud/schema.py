@@ -16,7 +16,7 @@ from hpcjobs.cloud.section import Provider
 from hpcjobs.errors import HpcJobsError, nearest
 
 _META = {"count", "for_each", "depends_on", "lifecycle", "provider", "provisioner", "connection", "timeouts"}
-"""Terraform's own words, in every resource."""
+"""Arguments that Terraform itself accepts in every resource."""
 _KINDS = {"resource": "resource_schemas", "data": "data_source_schemas"}
 
 
@@ -28,7 +28,7 @@ def provider_schema(provider: Provider) -> dict[str, Any]:
 
 
 def problems(files: Mapping[str, str], provider: Provider) -> list[str]:
-    """What the provider would not accept in ``files`` (name -> text; only ``*.tf`` are read).
+    """Problems that the provider would find in ``files`` (name -> text; only ``*.tf`` are read).
 
     Raises:
         HpcJobsError: python-hcl2 is missing.
@@ -49,7 +49,7 @@ def _file_problems(text: str, schema: Mapping[str, Any]) -> Iterator[str]:
         raise HpcJobsError("python-hcl2 is missing", hint="pip install 'hpcjobs[cloud]'") from error
     try:
         tree = hcl2.load(io.StringIO(text))
-    except Exception as error:  # whatever parser is behind hcl2
+    except Exception as error:  # hcl2 passes on the errors of its parser
         yield f"not valid HCL: {str(error).splitlines()[0]}"
         return
     for kind, key in _KINDS.items():
@@ -88,7 +88,7 @@ def _block_problems(where: str, body: Mapping[str, Any], block: Mapping[str, Any
 
 
 def _value_problems(where: str, value: Any, attribute: Mapping[str, Any]) -> Iterator[str]:
-    """Types where the value stands there literally; the keys of objects, however deep."""
+    """Yield literal values of the wrong type, and unknown or missing keys of nested objects."""
     nested = attribute.get("nested_type")
     if nested is not None:
         for item in value if isinstance(value, list) else [value]:

@@ -1,7 +1,7 @@
-"""The ``cloud:`` section of a site: where the cluster is rented, and of what it is made.
+"""The ``cloud:`` section of a site: provider, machines, network and disks of a rented cluster.
 
-What a section says about itself is checked here; that it agrees with the site's partitions and with what the
-provider sells is checked by `hpcjobs.cloud.cluster.resolve_cluster`.
+The values of the section are checked here. `hpcjobs.cloud.cluster.resolve_cluster` compares them with the site's
+partitions and with the provider's machine types.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CloudGpu(Frozen, frozen=True, kw_only=True):
     """The GPUs of one node."""
 
     model: str
-    """As the partition's node says it (``t4``, ``h100``)."""
+    """``gpu_model`` of the partition's node (``t4``, ``h100``)."""
     count: int = 1
 
     def __post_init__(self) -> None:
@@ -110,7 +110,7 @@ class Shared(Frozen, frozen=True, kw_only=True):
     mount: str
     size: str
     tier: str | None = None
-    """Filestore's tier; ``None``: ZONAL, the cheapest that speaks NFSv4.1, whose file locks hold between nodes."""
+    """Filestore's tier; ``None``: ZONAL, the cheapest with NFSv4.1, which has file locks between nodes."""
 
     def __post_init__(self) -> None:
         _check_size("size", self.size)
@@ -168,7 +168,7 @@ def _check_network(field: str, value: str) -> None:
 
 
 class Ssh(Frozen, frozen=True, kw_only=True):
-    """Who logs in: one user of the same number everywhere, whose home is on the shared filesystem."""
+    """The user who logs in, with the same uid on every node and a home on the shared filesystem."""
 
     user: str = "hpc"
     keys: tuple[str, ...] = ()
@@ -189,7 +189,7 @@ class Ssh(Frozen, frozen=True, kw_only=True):
 
 
 class Budget(Frozen, frozen=True, kw_only=True):
-    """What you mean to spend: ``amount``, in the currency of ``prices``, for ``hours`` of the whole cluster."""
+    """The most to spend: ``amount``, in the currency of ``prices``, for ``hours`` of the whole cluster."""
 
     amount: float
     hours: float
@@ -201,7 +201,7 @@ class Budget(Frozen, frozen=True, kw_only=True):
 
 
 class Quota(Frozen, frozen=True, kw_only=True):
-    """What the provider lets your project have in this region; ``None``: not known here."""
+    """The provider's limits for your project in this region; ``None``: not known."""
 
     cpus: int | None = None
     gpus: int | None = None
@@ -217,7 +217,7 @@ class Cloud(Frozen, frozen=True, kw_only=True):
     project: str | None = None
     """Project the cluster belongs to; ``None``: given when it is built."""
     partition: str | None = None
-    """Partition whose nodes these are; ``None``: the default one."""
+    """Partition of these nodes; ``None``: the default partition."""
     machine: str
     gpu: CloudGpu | None = None
     nodes: NodeCount
@@ -233,11 +233,11 @@ class Cloud(Frozen, frozen=True, kw_only=True):
     reservation: str | None = None
     """Name (GCP) or capacity block group (Nebius) of capacity you reserved."""
     secure_boot: bool = True
-    """GCP: only signed kernel modules; off for an image whose driver is built at the first start."""
+    """GCP: load only signed kernel modules. Set to false for an image that builds its driver at the first start."""
     scopes: tuple[str, ...] = ("logging.write", "monitoring.write")
-    """GCP: what programs on the nodes may do in your project's name."""
+    """GCP: access scopes of programs on the nodes, for the nodes' service account."""
     packages: tuple[str, ...] | None = None
-    """What pip installs on the nodes; ``None``: the hpcjobs that builds the cluster, with what its trainers need."""
+    """Packages that pip installs on the nodes; ``None``: this hpcjobs with the extras of its trainers."""
     horovod: bool = False
     """Whether each node builds Horovod for its torch and MPI, after Slurm has started."""
     labels: dict[str, str] = {}
@@ -254,7 +254,7 @@ class Cloud(Frozen, frozen=True, kw_only=True):
                 raise ValueError(f"labels {name}={value}: small letters, digits, '_', '-', starting with a letter")
 
     def _check_names(self) -> None:
-        """Names at the provider, which only the first apply would refuse."""
+        """Check the names for illegal characters, which Terraform would refuse only at the first apply."""
         names = {
             "region": self.region,
             "project": self.project,

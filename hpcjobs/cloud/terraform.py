@@ -16,7 +16,7 @@ _PROGRAMS = ("terraform", "tofu")
 
 
 def program() -> str:
-    """``terraform``, else ``tofu``.
+    """Return ``terraform`` if it is on PATH, otherwise ``tofu``.
 
     Raises:
         CommandMissingError: neither is installed.
@@ -31,7 +31,7 @@ def program() -> str:
 
 
 def stream(folder: Path, *arguments: str) -> None:
-    """Run one command of Terraform in ``folder`` with the terminal as its own: progress, questions, colours.
+    """Run one Terraform command in ``folder`` on this terminal, with progress, questions and colours.
 
     Files it makes, the state among them, are readable to their owner alone.
 
@@ -48,7 +48,7 @@ def stream(folder: Path, *arguments: str) -> None:
 
 
 def outputs(folder: Path) -> Mapping[str, Any]:
-    """Output name -> value of what was applied in ``folder``; empty before.
+    """Output name -> value of the cluster applied in ``folder``; empty before the first apply.
 
     Raises:
         HpcJobsError: there is a state, and Terraform cannot read it.
@@ -60,6 +60,6 @@ def outputs(folder: Path) -> Mapping[str, Any]:
 
 
 def secure_state(folder: Path) -> None:
-    """Take what others could read of the state away from them, whoever wrote it."""
+    """Make the state files readable by their owner only."""
     for path in folder.glob("*.tfstate*"):
         path.chmod(0o600)

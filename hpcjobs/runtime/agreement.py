@@ -1,13 +1,14 @@
 """Makes all ranks stop at the same boundary, without a collective call at every step.
 
-A boundary is a place that every rank passes equally often. Over a board that all ranks write to and read from:
+A boundary is a place in the program that every rank passes equally often. All ranks write to and read from a board:
 
 1. A rank that has got the signal writes a request.
 2. A rank that has got the signal, or sees the request (it looks once a second), writes the number of its boundary, and
    from then on looks at every boundary.
-3. Rank 0, once all have written, announces the boundary at which all stop: so far ahead that nobody has passed it.
+3. When all ranks have written, rank 0 announces the boundary at which all stop, far enough ahead that no rank has
+   passed it.
 
-What a start that was killed has left on the board is removed by rank 0, at its start. The others do not look before a
+At its start, rank 0 removes the files that a killed start left on the board. The other ranks first read the board at a
 boundary that they can pass only after rank 0 has passed one.
 """
 
@@ -107,7 +108,7 @@ def find_store(prefix: str) -> StoreBoard | None:
 
 
 def open_board(folder: Path, attempt: str, *, rank: int) -> Board:
-    """Open the store of torch.distributed if it is initialized, else files below `folder`."""
+    """Open the store of torch.distributed if it is initialized, otherwise files below `folder`."""
     return find_store(f"stop/{attempt}") or FileBoard(folder / f"{_FILES}{attempt}", rank=rank)
 
 
@@ -119,7 +120,7 @@ def clear_board(folder: Path, attempt: str) -> None:
 def name_attempt(env: Mapping[str, str]) -> str:
     """Return text that all ranks of one start share; other starts have other names.
 
-    Not by TORCHELASTIC_RESTART_COUNT: each agent of torchrun counts its own restarts. The port is new each time.
+    TORCHELASTIC_RESTART_COUNT cannot be used: each agent of torchrun counts separately. The port is new each time.
     """
     launch = next((env[name] for name in ("HPCJOBS_JOB_ID", "SLURM_JOB_ID", "PMIX_NAMESPACE") if env.get(name)), "hand")
     counts = [env.get(name) or "0" for name in ("SLURM_RESTART_COUNT", "MASTER_PORT")]
@@ -141,7 +142,7 @@ class StopAgreement:
     ) -> None:
         """`reduce`: the largest value of all ranks, called at every boundary in place of the board.
 
-        `apart`: so many boundaries the ranks may be apart at any time.
+        `apart`: the largest number of boundaries between two ranks at any time.
         """
         self.stop, self.rank, self.world_size, self.apart = stop, rank, world_size, apart
         self.why: str | None = None

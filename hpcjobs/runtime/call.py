@@ -1,9 +1,9 @@
 """One cell of a sweep over a Python function: call it, and leave its result or its traceback in the run folder.
 
 Run by each task. HPCJOBS_SWEEP names the folder that holds the pickled function, HPCJOBS_ARGUMENTS has the cell's
-keywords. The function's module may lie in the current folder, which Python looks through first. Rank 0 writes
+keywords. The current folder comes first in ``sys.path``, for the function's module. Rank 0 writes
 
-    result.pkl     what the function returned
+    result.pkl     the return value of the function
     summary.json   the same, if it is a number, text, or a mapping of such
     error.txt      the traceback, if it raised
 """

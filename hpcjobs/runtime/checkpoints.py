@@ -146,7 +146,7 @@ class Draft:
 
 
 def name_job(env: Mapping[str, str]) -> str | None:
-    """Return the id that all attempts of a job share, Slurm's or that of torch's agent; None if started by hand."""
+    """Return the id that all attempts of a job share, from the scheduler or torchrun; None if started by hand."""
     names = ("HPCJOBS_JOB_ID", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
     return next((env[name] for name in names if env.get(name)), None)
 
@@ -555,7 +555,7 @@ class BackgroundWriter(ABC):
 
 
 class CheckpointKeeper:
-    """The checkpoints of one rank's run: writes them, and tells the run's log and the job script of them."""
+    """Writes the checkpoints of one rank's run, and reports them to the run's log and the job script."""
 
     def __init__(
         self,

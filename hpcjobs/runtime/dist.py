@@ -24,7 +24,7 @@ DYNAMIC_PORTS = range(20000, 32000)  # below Linux's ephemeral range, above the 
 
 @dataclass(frozen=True)
 class Names:
-    """The variables in which a launcher publishes rank and world size; None: it has no such variable."""
+    """A launcher's variables for rank and world size; None: it has no such variable."""
 
     launcher: str
     rank: str
@@ -84,10 +84,12 @@ class DistEnv:
         return cls(0, 0, 1, 1, 0, "127.0.0.1", None, "none")
 
     def device_index(self, visible: int, *, on_node: int = 0) -> int:
-        """The device of this rank among `visible` ones: Slurm may show each task only its own, or those of its socket.
+        """Return the index of this rank's device among `visible` ones.
+
+        Slurm may show each task only one device, or only the devices of its socket.
 
         Args:
-            on_node: the job's GPUs on this node, where Slurm says it.
+            on_node: number of the job's GPUs on this node, if Slurm publishes it.
 
         Raises:
             BadConfiguration: ranks would share devices. One visible device may be the rank's own.
@@ -187,7 +189,7 @@ def _one_node(env: Mapping[str, str]) -> bool:
 def _master_addr(names: Names, env: Mapping[str, str], world: int, local_world: int) -> str:
     if env.get("MASTER_ADDR"):
         return env["MASTER_ADDR"]
-    # The first node of the job is where rank 0 runs if Slurm or torchrun placed it; mpirun has its own order.
+    # Slurm and torchrun start rank 0 on the first node of the job; mpirun may use another order.
     of_job = env.get("SLURM_JOB_NODELIST") if names.launcher in ("torchrun", "srun") else None
     nodes = env.get("SLURM_STEP_NODELIST") or of_job
     if nodes:
@@ -284,7 +286,7 @@ _GPU_LISTS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVIC
 
 
 def choose_run_dir(given: str | os.PathLike[str] | None, name: str, env: DistEnv) -> Path:
-    """Return the job's run folder; outside a job `given`, else runs/NAME, which rank 0 prints."""
+    """Return the job's run folder; outside a job `given`, or runs/NAME, which rank 0 prints."""
     of_job = os.environ.get("HPCJOBS_RUN_DIR")
     if of_job and given is not None and Path(of_job).resolve() != Path(given).resolve():
         raise UsageError(f"run_dir={os.fspath(given)!r}, but the job's run folder is {of_job}", hint="leave it out")

@@ -7,7 +7,7 @@
     ├── OutOfMemory        12   the device or the host ran out of memory
     ├── LossNotFinite      13   the loss became NaN or infinite
     ├── MissingData        14   a data file or folder is not there
-    ├── BadData            15   a data file is there but can't be read as what it should be
+    ├── BadData            15   a data file is there but is damaged or has another format
     ├── UnequalData        16   ranks see different data
     ├── BadCheckpoint      17   no checkpoint can be loaded
     ├── PeerLost           18   another process went away in the middle of the run
@@ -18,7 +18,7 @@
     ├── Requeue            85   saved and stopped on request; no failure
     └── AlreadyReported     *   another rank has reported it; the code is that rank's
 
-Anything else is a bug and ends with a traceback and code 1.
+Any other exception is a bug and ends with a traceback and code 1.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class ExitHooks:
         atexit.register(self._flush)
 
     def remove(self) -> None:
-        if sys.excepthook == self._handle:  # else another library has wrapped it, and would lose its own
+        if sys.excepthook == self._handle:  # a library that has wrapped our hook keeps its hook
             sys.excepthook = self._hook
         atexit.unregister(self._flush)
 
@@ -180,7 +180,7 @@ class ExitHooks:
 def report_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print an error of ours as one line, and end with its exit code; print any other one as Python does.
 
-    On the process's own standard error: torch.distributed calls hooks with another one, whose text it drops on exit.
+    It prints on the original standard error: torch.distributed replaces it during hooks, and drops that text on exit.
     """
     if isinstance(error, TrainerError):
         sys.stderr = sys.__stderr__

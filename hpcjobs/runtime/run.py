@@ -33,7 +33,7 @@ class Run(ScriptRank):
     Attributes:
         env: rank, world size and the rest, as `DistEnv`.
         run_dir: the folder of the run, the same on every rank.
-        step: finished steps of the checkpoint from which this start resumes, else 0.
+        step: finished steps of the checkpoint that this start resumes; 0 without a checkpoint.
         stopping: whether `should_stop()` has returned True.
         ended: whether the run is closed, by `finish()` or `leave()`.
     """
@@ -96,9 +96,9 @@ class Run(ScriptRank):
     def log(self, step: int, **values: Any) -> None:
         """Record numbers of a step; `step` counts finished steps. Rank 0 writes them, within a second.
 
-        ``loss``, ``lr`` and ``epoch`` have places of their own in metrics.jsonl; ``tokens``, ``samples`` or ``images``
-        are what this rank used since the call before, and give the throughput of all ranks. Every other name is a
-        metric of yours. Tensors of one element are numbers too; GPU tensors are read when lines are written.
+        ``loss``, ``lr`` and ``epoch`` are keys of metrics.jsonl. ``tokens``, ``samples`` or ``images`` count the work
+        of this rank since the previous call, and give the throughput of all ranks. Every other name is a metric of
+        yours. Tensors of one element are numbers too; GPU tensors are read when lines are written.
 
         Raises:
             TypeError: a value is not a number; the message names the key.
@@ -122,7 +122,7 @@ class Run(ScriptRank):
 
     @contextmanager
     def exclude_time(self) -> Iterator[None]:
-        """Exclude the time inside from the steps, such as an evaluation. `save()` excludes its own time."""
+        """Exclude the time of a block, such as an evaluation, from the steps. `save()` is always excluded."""
         began = time.perf_counter()
         try:
             yield
@@ -132,7 +132,7 @@ class Run(ScriptRank):
     # --- stopping
 
     def should_stop(self) -> bool:
-        """Whether to stop after this step: the same answer on all ranks, each of which calls it at every step.
+        """Whether to stop after this step: the same answer on all ranks. Call it on every rank at every step.
 
         True after the job was told to end: ahead of its time limit, of a preemption, or by ``kill``. Then save, and
         call `leave()`. Costs no collective call, unless `start()` was given ``reduce``.
@@ -184,17 +184,17 @@ class Run(ScriptRank):
         loss: float | None = None,
         allow_nan: bool = False,
     ) -> None:
-        """Save `state` after finished `step`; on every rank. Rank 0 writes, or each rank its own with `sharded`.
+        """Save `state` after finished `step`; call it on every rank. Rank 0 writes, or every rank with `sharded`.
 
-        Returns once the state is copied; a thread writes it beside its place, syncs it, adds checksums and renames it.
-        A second call waits for the first. Storage that fails is a warning, and is tried again at later saves; what was
-        saved last is what `finish()` and `leave()` have on disk.
+        Returns once the state is copied; a thread writes it to a temporary folder, syncs it, adds checksums and renames
+        the folder. A second call waits for the first. Storage that fails is a warning, and later saves try again;
+        `finish()` and `leave()` wait until the last saved state is on disk.
 
         Args:
             state: any value that can be pickled; one of plain values becomes JSON, one with tensors torch's format.
-            sharded: `state` is this rank's part, and `load()` gives each rank its own.
+            sharded: `state` is this rank's part, and `load()` returns it on the same rank.
             loss: of held-out data; the checkpoint with the least is kept as ``checkpoints/best``.
-            allow_nan: write the state though a tensor of it has NaN; else that is a warning, and it is not written.
+            allow_nan: write the state though a tensor of it has NaN; by default it is not written, with a warning.
 
         Raises:
             TypeError, ValueError: the state cannot be written, or `step` is not a number of finished steps.

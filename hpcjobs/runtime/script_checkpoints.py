@@ -6,8 +6,8 @@ checkpoints/step-00000120/ranks/rank-3.pt    with `sharded`: written by rank 3
 | the state holds | file | read back |
 |---|---|---|
 | dicts with text as keys, lists, text, numbers, booleans, None | .json | |
-| tensors, with whatever else | .pt | on the CPU |
-| anything else, tuples and dicts with other keys included | .pkl | |
+| tensors, with any other values | .pt | on the CPU |
+| other values, tuples and dicts with other keys included | .pkl | |
 
 Files of the last two kinds can run code when they are read, so they are read only if they belong to this user.
 """
@@ -210,7 +210,7 @@ class StateWriter(BackgroundWriter):
             raise
 
     def _write_shard(self, draft: Draft, snapshot: RunState, tensor_with_nan: str | None) -> Path:
-        """Rank 0 completes the checkpoint once the sums of all ranks' files are there, and none of them has NaN."""
+        """Write this rank's file; rank 0 completes the checkpoint once it has the checksums of all ranks' files."""
         sums = draft.path / SUMS
         if self.claim is not None:
             self.claim.require()
@@ -245,7 +245,7 @@ class StateWriter(BackgroundWriter):
         return place
 
     def _find_later_part(self, rank: int, step: int) -> int | None:
-        """A later step of which `rank` has written its part: of an earlier one it will write none any more."""
+        """Return the last step after `step` with a part of `rank`; that rank will write no earlier part any more."""
         drafts = (place.parents[1].name for place in self.folder.glob(f".step-*.{self.owner}/{SUMS}/{rank}"))
         numbers = [int(name.removeprefix(".step-").partition(".")[0]) for name in drafts]
         return max((number for number in numbers if number > step), default=None)
@@ -311,7 +311,7 @@ class ScriptCheckpoints(CheckpointKeeper):
         record: Callable[[int, float], None],
         step_s: Callable[[], Sequence[float]],
     ) -> None:
-        """`step`: where a program resumes that loads checkpoints of its own, which then need no look at the folder."""
+        """`step`: the step at which a program resumes if it loads its checkpoints itself; no checkpoint is chosen."""
         self._folder, self._env, self._attempt = folder, env, attempt
         self._of_program = step is not None
         if env.rank == 0:
@@ -343,7 +343,7 @@ class ScriptCheckpoints(CheckpointKeeper):
         return self._folder / name, meta
 
     def resume_at(self, step: int) -> None:
-        """Set the step from which the program resumes."""
+        """Set the step at which the program resumes."""
         self.resumed_step = self.saved_step = step
 
     def load(self, rank: int | None) -> Any:
@@ -375,7 +375,7 @@ class ScriptCheckpoints(CheckpointKeeper):
         within_s = self._control.last_save_s
         super().finish()
         if self._env.rank != 0 and self.saved_step > self.resumed_step and not self._of_program:
-            await_complete(self._folder, self.saved_step, within_s=within_s)  # else rank 0 reports the reason and fails
+            await_complete(self._folder, self.saved_step, within_s=within_s)  # rank 0 reports a failure
 
 
 def _folder_error(problem: str) -> WorldMismatch:

@@ -53,10 +53,10 @@ def start(
         name: of the run, in its files; the script's name if None.
         total_steps: for the time left, and for progress such as "step 120 of 1000".
         run_dir: the folder for files, where hpcjobs has not started the program; `runs/NAME` if None.
-        step: the step from which the program resumes, if it loads its own checkpoints.
+        step: the step at which the program resumes, if it loads its checkpoints itself.
         keep: number of newest checkpoints to keep; the best stays too.
         reduce: takes a number and returns the largest one of all ranks, such as
-            ``lambda mine: comm.allreduce(mine, op=MPI.MAX)``. `should_stop()` then calls it at every step. Without it
+            ``lambda mine: comm.allreduce(mine, op=MPI.MAX)``. `should_stop()` then calls it at every step. By default
             ranks agree over the store of torch.distributed, or over files of the run folder.
         steps_apart: how many steps a rank may be ahead of another one: more than 1 where ranks seldom meet.
         log_to: programs that get a copy of the metrics, from rank 0: "tensorboard", "wandb", "mlflow".

@@ -13,9 +13,9 @@ A job submitted with ``--retries`` tells its program by SIGUSR1 (ahead of the ti
             save(step)
             signals.leave(step)        # exit code 85; the job goes back into the queue
 
-Without Python: what ``leave`` does is two files in the folder $HPCJOBS_CONTROL_DIR and an exit code. The
-file ``progress`` holds a whole number that grows with what is saved; ``requeue`` the same number,
-written when all is saved and the program wants to be started again. docs/reliability.md has the rest.
+Without Python, a program writes two files in the folder $HPCJOBS_CONTROL_DIR and ends with code 85, as ``leave`` does.
+The file ``progress`` holds an integer that grows with each save; ``requeue`` holds the same integer, written when all
+is saved and the program wants to be started again. docs/reliability.md has the rest.
 
 `JobControl` reports finished and saved steps to the job script, and how early to send the signal.
 """
@@ -46,7 +46,7 @@ from hpcjobs.runtime.exits import ExitCode
 
 FOLDER = "HPCJOBS_CONTROL_DIR"
 DEADLINE = "HPCJOBS_DEADLINE"
-"""When the time limit ends the job, in seconds since 1970, as known at its start; not set where there is none."""
+"""The end of the job's time limit in seconds since 1970, as known at its start; unset without a limit."""
 
 
 class Stop:
@@ -163,13 +163,13 @@ class JobControl:
                 self._steps = None
 
     def record_saved_step(self, step: int) -> None:
-        """So far it is on disk. Called by rank 0, from the thread that writes."""
+        """Record that `step` is on disk. Called by rank 0, from the thread that writes."""
         if self.stop is not None:
             with suppress(OSError):  # the checkpoint itself is on disk, and the next one is recorded again
                 record_progress(step)
 
     def publish_times(self, step_s: Sequence[float], write_s: Sequence[float]) -> None:
-        """Write how early this run needs its signal, from its own times; rank 0 does."""
+        """Write how many seconds ahead this run needs its signal, from its measured times; only on rank 0."""
         if self.stop is None or self._rank != 0:
             return
         step, write = Quantiles.of(step_s), Quantiles.of(write_s)

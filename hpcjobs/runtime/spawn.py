@@ -35,10 +35,10 @@ class Tasks:
         return [pid for pid, code in self._codes.items() if code is None]
 
     def update(self) -> int | None:
-        """Note which copies have ended; the exit code of one that failed since the last call, if any.
+        """Note the copies that have ended; return the exit code of one that failed since the last call, or None.
 
-        The dead are not waited for yet: as long as they are zombies, no other process gets their number,
-        and a signal to their group reaches what they left running and nothing else.
+        Ended copies stay zombies: no other process gets their process id, so a signal to their group reaches only the
+        processes that they left running.
         """
         failed = None
         for pid in self.running:

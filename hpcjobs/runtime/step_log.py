@@ -1,7 +1,7 @@
 """Writes metrics.jsonl, with time per step and throughput, and makes the summary of a script from it.
 
-`add` only keeps its values; a line is made of them, and of all since, once a second at most. What a device still
-computes is read then, so that a step does not wait for it.
+`add` stores its values; at most once a second, all stored values become lines. Values that a device still computes are
+read then, so that a step does not wait for the device.
 
 Throughput, as of the trainers: the work of all ranks over the time of the steps that did it, without evaluations,
 checkpoints (`exclude`) and the first steps.
@@ -90,7 +90,7 @@ class RunLog:
     def __init__(
         self, run_dir: Path, head: Mapping[str, object], *, keep_bytes: int, trackers: Trackers | None = None
     ) -> None:
-        """`keep_bytes` of an existing file stay: the lines before the step from which the run resumes."""
+        """`keep_bytes`: bytes of an existing file to keep, the lines up to the step at which the run resumes."""
         self._began, self._trackers = time.perf_counter(), trackers
         copy_to = None if trackers is None else trackers.copy
         self._file = MetricsLog(run_dir / METRICS, keep_bytes=keep_bytes, copy_to=copy_to, report=print_error)

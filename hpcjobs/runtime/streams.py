@@ -1,7 +1,7 @@
 """Writes to standard output and standard error, also after their reader has ended.
 
-Python ends with code 120 where it cannot write what is left in a stream, and with 1 where a print fails: both
-hide the exit code that says why the program ended.
+Python ends with code 120 if it cannot flush a stream at exit, and with 1 if a print fails: both hide the program's exit
+code.
 """
 
 from __future__ import annotations

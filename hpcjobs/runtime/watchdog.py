@@ -1,11 +1,11 @@
 """Ends a stalled run, and names the rank that is behind.
 
-Every rank watches its own steps. Where they stop on one rank they soon stop on all, since each step has a
-collective: every rank then writes what it is doing into `stalled/rank-N.txt`, the stacks of its threads and its
-last collectives included, and all end with code 19. A rank that writes nothing is stopped, or its node is gone.
+Every rank watches its steps. If they stop on one rank they soon stop on all, since each step has a collective. Every
+rank then writes its position, the stacks of its threads and its last collectives into `stalled/rank-N.txt`, and all end
+with code 19. A rank without a report is stopped, or its node is gone.
 
-Only time in which this process ran counts, not that for which Slurm had suspended the job; and a rank that goes on
-while the reports are gathered withdraws its own.
+Time for which Slurm had suspended the job does not count. A rank that continues while the reports are gathered removes
+its report.
 
 The last collectives come from torch's flight recorders, of NCCL and of gloo (`TORCH_FR_BUFFER_SIZE` entries, 2000 by
 default). A build of torch may lack either, and a program without torch has none. `Heartbeat` watches a script.
@@ -160,7 +160,7 @@ class Watchdog:
 
     @contextmanager
     def suspend(self) -> Iterator[None]:
-        """Suspend the watchdog: the last checkpoint has its own limit."""
+        """Suspend the watchdog: the last checkpoint has a separate limit."""
         self._suspended = True
         try:
             yield
@@ -285,7 +285,7 @@ def differing_ranks(positions: dict[int, RankPosition]) -> list[RankPosition]:
 
 
 BEATS = 1000
-"""Number of newest times between signs of life from which the limit is computed."""
+"""The limit is computed from this number of newest times between signs of life."""
 
 
 class Heartbeat:

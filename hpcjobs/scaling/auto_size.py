@@ -1,7 +1,7 @@
-"""``hpcjobs submit -N auto``: the size of a run from earlier runs of the program, else from short trials in a budget.
+"""``hpcjobs submit -N auto``: finds the size of a run from earlier runs of the program and short trials in a budget.
 
-A trial is a job like the run itself, with the size under test, a short time limit and without retries. Earlier trials
-are earlier runs: a command that was interrupted, or is given again, goes on from what they have measured.
+A trial is a job like the run itself, with the size under test, a short time limit and without retries. Trials of
+earlier commands count as earlier runs, so an interrupted or repeated command continues from their measurements.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from hpcjobs.site.library import default_site, load_site
 from hpcjobs.units import format_count, human_duration, slurm_time, walltime_s
 
 AXES: Final = ("launcher", "cpus_per_task", "ntasks_per_node", "nodes")
-"""Options that may be ``auto``, in the order in which they are chosen."""
+"""Options that may be ``auto``, in the order of the search."""
 _LONGEST_S: Final = 600
 """Time limit of a trial at most."""
 _FIRST_ROUNDS: Final = 16
-"""A trial at the smallest size costs this part of the budget there, so that sizes which double fit as it grows."""
+"""A trial may cost the budget at the smallest size divided by this, so that trials of doubled sizes fit too."""
 _LARGEST: Final = 4096
 
 
 class TrialBudget(NamedTuple):
-    """What trials may cost: a share of the run's node time at the size found, or node-seconds."""
+    """The most that trials may cost: a share of the run's node time at the size found, or node-seconds."""
 
     share: float | None = 0.05
     node_s: float | None = None
@@ -93,7 +93,7 @@ class TrialBudget(NamedTuple):
 
 
 class Goal(NamedTuple):
-    """What is looked for."""
+    """The options to choose, the budget, and the efficiency or end time to reach."""
 
     axes: tuple[str, ...]
     budget: TrialBudget = TrialBudget()
@@ -103,7 +103,7 @@ class Goal(NamedTuple):
 
 
 class Bench(Protocol):
-    """Where sizes are measured: a scheduler, or a simulated one."""
+    """Measures sizes with jobs of a scheduler, real or simulated."""
 
     def job(self, options: Mapping[str, Value]) -> Job:
         """The run with these options; raises RequestError if it does not fit the site."""
@@ -182,7 +182,7 @@ class QueueBench(NamedTuple):
 
 
 def find_size(goal: Goal, bench: Bench, *, report: Report, tries: bool = True) -> SizeAnswer:
-    """The size of the next run. Without ``tries`` nothing is submitted: the answer says what would be tried.
+    """The size of the next run. Without ``tries`` no trial is submitted, and the answer names the next one.
 
     Raises:
         RequestError: the program has no figure, the budget pays no trial, or no size ends in time.
@@ -191,7 +191,7 @@ def find_size(goal: Goal, bench: Bench, *, report: Report, tries: bool = True) -
 
 
 class _Axis(NamedTuple):
-    """An option that is looked for; its values have numbers: a count is its own, launchers are counted from 1."""
+    """An option to choose; numbers stand for its values: counts, or positions in ``launchers`` from 1."""
 
     name: str
     smallest: int
@@ -255,7 +255,7 @@ class _Search:
     def _first_that_fits(self, name: str, others: Mapping[str, Value]) -> int:
         first = next((n for n in range(1, 65) if self._fits({**others, name: n})), None)
         if first is None:
-            self.bench.job({**others, name: 1})  # raises what keeps it from the site
+            self.bench.job({**others, name: 1})  # raises the reason why no size fits the site
         return first or 1
 
     def _bounds(self, name: str, others: Mapping[str, Value]) -> _Axis:
@@ -330,7 +330,7 @@ class _Search:
             return axis.value(step.n)
 
     def _describe(self, axis: _Axis, by_n: Mapping[int, list[EarlierRun]], best: int | None) -> str | None:
-        """What is known of the size that is taken without the runs that are missing."""
+        """Describe the efficiency of ``best``, chosen although runs are missing; None if another rule decides."""
         sizes = measure_sizes(by_n)
         taken = next((size for size in sizes if size.n == best), None)
         is_by_efficiency = not axis.launchers and self.goal.finish_by is None and len(sizes) > 1
@@ -376,11 +376,11 @@ class _Search:
         return by_n
 
     def _over_budget(self, like: Job, runs: Sequence[EarlierRun], job: Job, least: Job, count: int) -> str | None:
-        """Why the trials cannot be paid for; None: they can."""
+        """Reason why the budget does not cover the trials, or None."""
         trials = [run for run in runs if run.is_trial]
         spent = sum({run.job_id: run.node_s for run in (*self.used.values(), *trials) if run.is_trial}.values())
         self.allowed_s = self.goal.budget.allowed_s(like, least.nodes)
-        # A program that ends by itself takes as long again; one that its limit ends, until the scheduler has killed it.
+        # A trial takes as long as the longest one before: to its end, or until it is killed after its limit.
         each_s = 1.1 * max(run.elapsed_s for run in trials) if trials else self._limit_s(like)
         cost = count * job.nodes * each_s
         if spent + cost <= self.allowed_s:
@@ -396,7 +396,7 @@ class _Search:
         return max(60, int(min(part_s, like.time_limit_s or _LONGEST_S, _LONGEST_S)) // 60 * 60)
 
     def _record(self, axis: _Axis, by_n: Mapping[int, list[EarlierRun]], trials: Iterable[EarlierRun]) -> None:
-        """Keep what was measured, and trials without a figure, which had their cost too."""
+        """Record the measured sizes, and every trial: a trial without a figure had its cost too."""
         self.used |= {run.job_id: run for run in (*trials, *itertools.chain(*by_n.values()))}
         for size in measure_sizes(by_n):
             efficiency = Interval(0.0) if axis.launchers else size.efficiency

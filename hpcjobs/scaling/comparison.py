@@ -88,7 +88,7 @@ def compare(analysis: Analysis, baseline: Analysis) -> list[list[str]]:
 
 
 def match_sizes(analysis: Analysis, baseline: Analysis) -> list[tuple[SizeResult, SizeResult, Ratio]]:
-    """The sizes that both have, with the ratio of the first one's throughput to that of ``baseline``."""
+    """The sizes that both have, with the throughput ratio of ``analysis`` to ``baseline``."""
     places = {name_size(group): place for place, group in enumerate(baseline.groups)}
     return [
         (group, baseline.groups[place], analysis.by_size.compare(number, baseline.by_size, place))

@@ -32,7 +32,7 @@ TRIAL: Final = "-trial"
 """End of the name of a job that measures a size."""
 _MOST_ENTRIES: Final = 2000
 _ALIKE = ("partition", "constraint", "exclusive", "threads_per_core", "hint", "reservation")
-"""Resources that runs of one class have in common, beside the shape of the job."""
+"""Resources that runs of one class have in common, in addition to the shape of the job."""
 _LENGTH = re.compile(
     r"--?(?:(?:num[-_]train[-_])?epochs|(?:max[-_])?steps|max[-_]iters|iterations|seed|resume"
     r"|output(?:[-_]dir)?|run[-_]name)(=.*)?",
@@ -42,20 +42,20 @@ _LENGTH = re.compile(
 
 
 class EarlierRun(NamedTuple):
-    """A run, and what it measured."""
+    """An earlier run and its measured throughput."""
 
     entry: Entry
     job_id: str
     job: Job
     folder: Path
-    """Where its program wrote."""
+    """Folder that its program wrote to."""
     state: State | None
     """None: it has not begun to write."""
     elapsed_s: float
     throughput: float | None
     unit: str | None
     duration_s: float | None
-    """Of a complete run."""
+    """Seconds of a complete run, measured or estimated from its steps; None: not known."""
 
     @property
     def is_trial(self) -> bool:
@@ -72,7 +72,7 @@ class EarlierRun(NamedTuple):
 
 
 def class_of(job: Job, *, without: str) -> tuple[object, ...]:
-    """What runs must have in common that can be compared; ``without``: the option whose value is looked for."""
+    """The properties that comparable runs share, except the option ``without``, which is to be chosen."""
     shape: dict[str, Any] = {
         "nodes": (job.nodes, job.max_nodes),
         "ntasks_per_node": (job.ntasks_per_node, job.gpus_per_node),
@@ -87,7 +87,7 @@ def class_of(job: Job, *, without: str) -> tuple[object, ...]:
 
 
 def _speed_arguments(argv: Sequence[str]) -> list[str]:
-    """The arguments without those that only change how long the run takes."""
+    """The arguments, without options that only change how long the run takes (`_LENGTH`)."""
     left: list[str] = []
     arguments = iter(enumerate(argv))
     for position, argument in arguments:
@@ -104,7 +104,7 @@ def find_runs(
 ) -> list[EarlierRun]:
     """The user's runs that differ from ``like`` in ``axis`` alone and were of the same code, oldest first.
 
-    ``records``: by run folder, what the scheduler has just said of jobs; else their folders tell.
+    ``records``: new records of the scheduler, by run folder; for other jobs the run folder is read.
     """
     group = class_of(like, without=axis)
     runs: list[EarlierRun] = []
@@ -132,7 +132,7 @@ def _read_job(run_dir: Path) -> Job | None:
 
 
 def _edited_since(job: Job, submitted: float) -> bool:
-    """A file that the program's arguments name was changed after that: outside a repository nothing else tells."""
+    """Whether a file among the arguments changed after ``submitted``; outside a repository no other sign exists."""
     paths = (os.path.join(job.chdir, argument) for argument in job.argv[:3] if len(argument) < 1000)
     return any(os.path.isfile(path) and os.stat(path).st_mtime > submitted + 1 for path in paths)
 

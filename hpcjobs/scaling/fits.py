@@ -2,7 +2,7 @@
 
 Throughput varies by factors, so statistics are computed on logarithms: the mean is the geometric one (the median of
 log-normal runs). Two or three runs of a size tell little of its scatter, so the scatter of all sizes counts too
-(`Scatter`); the degrees of freedom are those of such a sum (Welch 1947, Satterthwaite 1946).
+(`Scatter`), with the degrees of freedom of a sum of variances (Welch 1947, Satterthwaite 1946).
 
 X(N) is throughput on N units (nodes, or ranks on one node). With X1 = X(1):
 
@@ -13,9 +13,9 @@ X(N) is throughput on N units (nodes, or ranks on one node). With X1 = X(1):
 
 Each law is a sum of coefficients times functions of N, for X or for 1/X. The coefficients, none below 0, have the
 least squares of log(measured / fitted). Near the solution that is a linear regression: the coefficients are weighted
-sums of the means of the sizes, whose variances are those of `Scatter`. A prediction has an interval of Student's t. The
-interval of the knee contains every N at which the efficiency may be the target, that of a parameter every value that
-may be it (Fieller 1954).
+sums of the means of the sizes, with the variances of `Scatter`. A prediction has an interval of Student's t. The
+interval of the knee contains every N at which the efficiency may be the target; the interval of a parameter contains
+every value that it may have (Fieller 1954).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Interval(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """How many times as large one mean is as another."""
+    """The ratio of two means."""
 
     ratio: Interval
     p_value: float | None
@@ -55,20 +55,21 @@ class Ratio(NamedTuple):
 
 
 class Scatter(NamedTuple):
-    """The variance of logarithms of runs of each size, moderated by that of all sizes (Smyth 2004).
+    """The variance of logarithms of runs of each size, moderated by the variance of all sizes (Smyth 2004).
 
-    Larger sizes often scatter more, so a size's own runs count with their degrees of freedom, and the mean of all sizes
-    as if it had `_PRIOR_FREEDOM` further ones. tests/figures/test_coverage.py simulates what the intervals hold.
+    Larger sizes often scatter more, so a size's variance counts with its degrees of freedom, and the mean variance of
+    all sizes with `_PRIOR_FREEDOM` degrees of freedom. tests/figures/test_coverage.py simulates the coverage of the
+    intervals.
     """
 
     variances: Floats
-    """Of the runs of each size alone; 0 of a single run."""
+    """Variance of the runs of each size alone; 0 for a single run."""
     free: Floats
     """Runs of each size less one."""
     weights: Floats
     """Row by size: the weight of each size's own variance in its moderated variance."""
     runs: Floats
-    """Of each size."""
+    """Number of runs of each size."""
     rounding: Floats
     """Variance of each size's mean that rounded times make: known, and not smaller with more runs."""
 
@@ -86,15 +87,15 @@ class Scatter(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """False: the runs of each size are equal, although nothing was rounded."""
+        """False: the runs of each size are equal, although times were not rounded."""
         return bool(self.variances.any() or self.rounding.any())
 
     def spread(self, of_means: Floats) -> tuple[float, float]:
         """Standard error of the sum of the sizes' means with these weights, and its degrees of freedom.
 
-        Of few runs the degrees of freedom are between those of equal variances, which are too many, and those of the
-        variances measured, which are too few: their weighted geometric mean. The variance of rounding is known, so the
-        degrees of freedom of a total of both variances are those of the scatter x (total / scatter)^2.
+        For few runs, equal variances would give too many degrees of freedom and the measured variances too few: the
+        result is the weighted geometric mean of both. The variance of rounding is known, so the total of both variances
+        has the degrees of freedom of the scatter x (total / scatter)^2.
         """
         of_own = np.square(of_means) / self.runs @ self.weights
         variance, rounding = float(of_own @ self.variances), float(np.square(of_means) @ self.rounding)
@@ -109,7 +110,7 @@ class Scatter(NamedTuple):
         return float(np.sqrt(variance + rounding)), float(freedom)
 
     def beside(self, other: Scatter) -> Scatter:
-        """The sizes of two studies, whose variances do not moderate each other."""
+        """The scatter of the sizes of two studies. Variances of one study do not moderate the other study."""
         own, others = len(self.runs), len(other.runs)
         weights = np.block([[self.weights, np.zeros((own, others))], [np.zeros((others, own)), other.weights]])
         return Scatter(
@@ -152,7 +153,7 @@ class RunGroups:
         return self._estimate(np.eye(len(self.means))[group])
 
     def ratio(self, group: int, base: int) -> Interval:
-        """How many times as large the mean of a group is as that of another one."""
+        """The ratio of the mean of ``group`` to the mean of ``base``."""
         unit = np.eye(len(self.means))
         return Interval(1.0) if group == base else self._estimate(unit[group] - unit[base])
 
@@ -395,13 +396,14 @@ def fit(law: Law, n: Sequence[float], x: Sequence[float], rounding: Sequence[flo
 
 
 _NEGLIGIBLE: Final = 1e-7
-"""A coefficient that is nowhere a larger part of the fitted value is 0: the solver is not more exact."""
+"""A coefficient below this share of the fitted value at every N is set to 0: the solver is not more exact."""
 
 
 def _lack_of_fit(groups: Sequence[Floats], coefficients: int, rounding: Floats) -> LackOfFit | None:
     """The F test of the misfit of means against the scatter within sizes (Draper & Smith 1998, ch. 2).
 
-    Rounded times may move all runs of a size alike, so their variance is added to that of the means (`Scatter.spread`).
+    Rounded times may move all runs of a size alike, so their variance is added to the variance of the
+    means (`Scatter.spread`).
     """
     runs = np.array([float(len(group)) for group in groups])
     within_free, between_free = runs.sum() - len(groups), len(groups) - coefficients

@@ -76,7 +76,7 @@ class ScalingStudy:
         self._study = submit_study(self._study, self.path, allow_mixed=allow_mixed)
 
     def wait(self, *, timeout_s: float | None = None) -> Counter[str]:
-        """Block until no run is queued or running; how many ended in which state.
+        """Block until no run is queued or running; return the number of runs in each state.
 
         Raises:
             TimeoutError: ``timeout_s`` seconds have passed.
@@ -86,7 +86,7 @@ class ScalingStudy:
         return sweep_of(self._study).wait(timeout_s=timeout_s)
 
     def runs(self) -> pd.DataFrame:
-        """One row per run: size, state, throughput, times, what the accounting knows."""
+        """One row per run: size, state, throughput, times, and figures of the accounting."""
         require_packages("pandas", "polars", purpose="a table of runs")
         from hpcjobs.jobstats.dataframe import to_pandas
         from hpcjobs.scaling.runs import read_runs
@@ -130,7 +130,7 @@ class ScalingStudy:
         return next(iter(analyses.values())).knee.measured
 
     def report(self, folder: str | Path | None = None, *, target: float = 0.8, allow_mixed: bool = False) -> Path:
-        """Write the page of `hpcjobs report scaling` to ``folder`` (default NAME-report); the path of index.html."""
+        """Write the page of `hpcjobs report scaling` to ``folder`` (default NAME-report); return its index.html."""
         require_packages("polars", "scipy", "matplotlib", purpose="the report of a study")
         from hpcjobs.scaling import comparison, page
         from hpcjobs.scaling.runs import read_runs
@@ -146,7 +146,7 @@ class ScalingStudy:
         return directory / "index.html"
 
     def _analyse(self, target: float, allow_mixed: bool) -> dict[str, Analysis]:
-        """An analysis of each series; one without name where nothing varies beside the sizes."""
+        """An analysis of each series; a study without axes has one series without a name."""
         from hpcjobs.scaling.analysis import analyse_series
         from hpcjobs.scaling.runs import read_runs
 
@@ -170,15 +170,15 @@ def scale(
 ) -> ScalingStudy:
     """A scaling study of a trainer (``"ddp"``) or a command (``["train.py", "--batch-size", "256"]``).
 
-    Nothing is submitted yet: ``.submit()`` does, and called again it submits what is missing.
+    No run is submitted before ``.submit()``; called again, it submits the missing runs.
 
     Args:
         sizes: numbers of nodes, or pairs of nodes and tasks per node.
         weak: constant batch per rank; default a constant global batch, the ``--batch-size`` divided by the ranks.
         repeats: runs of each size.
         one_at_a_time: each run waits for the one before.
-        metric: figures of merit of the log, as ``--metric`` has them; the first one is compared.
-        over: what else varies, as ``--over``: an option of the job or a ``{NAME}`` of the program, and its values.
+        metric: figures of merit of the log, as for ``--metric``; the first one is compared.
+        over: further axes, as for ``--over``: an option of the job or a ``{NAME}`` of the program, and its values.
         options: sbatch options of every run, as for `hpcjobs.plan`.
 
     Raises:
@@ -214,7 +214,7 @@ def find_study(name: str) -> ScalingStudy:
     """The study in NAME.study.json.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the file is missing, or is not a study.
     """
     path = study_file.path_of(name)
     return ScalingStudy(study_file.read(path), path)

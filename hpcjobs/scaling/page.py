@@ -180,8 +180,8 @@ def write(
 ) -> list[Path]:
     """index.html, report.md, runs.csv, runs.parquet and the pictures (PNG, SVG) in ``folder``.
 
-    ``comparisons``: with another study, or of a series with the first one; ``picture`` shows them. ``matrix``: of a
-    study with several series, each of which has a page in a folder of its own.
+    ``comparisons``: with another study, or of a series with the first one; ``picture`` shows them. ``matrix``: the
+    table of a study with several series; each series then has a page in a subfolder.
     """
     folder.mkdir(parents=True, exist_ok=True)
     made = {} if picture is None else {"comparison": picture}
@@ -234,7 +234,7 @@ def write(
 
 
 def _note(study: Study, analysis: Analysis) -> str:
-    """What the figures in the table of sizes are."""
+    """A note that explains the figures in the table of sizes."""
     if analysis.unit in WHOLE_JOBS:
         what, of_steps = "Throughput is of whole jobs", ""
     elif study.metric:
@@ -269,7 +269,7 @@ def _table_behind(
 
 
 def _facts(study: Study, series: Mapping[str, Analysis], runs: pl.DataFrame) -> dict[str, str | None]:
-    """What a reader needs to compare this study with another one."""
+    """The facts that a reader needs to compare this study with another one."""
 
     def values(column: str) -> str | None:
         return ", ".join(sorted(set(map(str, runs[column].drop_nulls())))) or None
@@ -277,7 +277,7 @@ def _facts(study: Study, series: Mapping[str, Analysis], runs: pl.DataFrame) -> 
     partition = values("partition")
     try:
         partitions = load_site(study.site).partitions
-    except ConfigError:  # of a site file that is no longer there, its name is all that is known
+    except ConfigError:  # without the site file, only its name is known
         partitions = {}
     ends = runs["ended"].drop_nulls().sort().to_list()
     days = [time.strftime("%Y-%m-%d %H:%M %Z", time.localtime(moment)) for moment in ends]

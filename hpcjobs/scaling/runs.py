@@ -81,7 +81,7 @@ def tabulate(runs: Iterable[StudyRun], *, site: str, mode: Mode) -> pl.DataFrame
 
     A program that leaves no summary.json is measured by the time its job took: in ``runs/h``, or, as a run of a weak
     study does work in proportion to its ranks, in ``rank-runs/h`` (ranks x runs/h). A requeued job gives no figure: its
-    last attempt may have continued what earlier ones did.
+    last attempt may have continued the work of earlier ones.
 
     Raises:
         SchedulerError: neither the accounting nor the queue answers.
@@ -132,9 +132,9 @@ def rounding_variance(run: Mapping[str, Any]) -> float:
     """The variance of the logarithm of a run's throughput that its time in whole seconds makes; 0 of other figures.
 
     Slurm cuts the start and the end of a job to whole seconds. Each of the two errors is uniform over one second, with
-    the variance 1/12 s^2, so that of the time between is 1/6 s^2. The time of a local job is rounded once: 1/12 s^2. As
-    d log(1/T) = -dT / T, the variance of the logarithm is 1 / (6 T^2) or 1 / (12 T^2). Runs that start in the same
-    moment, or take the same time, have the same error: repeats do not make it smaller.
+    the variance 1/12 s^2, so the time between has the variance 1/6 s^2. The time of a local job is rounded once:
+    1/12 s^2. As d log(1/T) = -dT / T, the variance of the logarithm is 1 / (6 T^2) or 1 / (12 T^2). Runs that start in
+    the same moment, or take the same time, have the same error: repeats do not make it smaller.
     """
     if run["unit"] not in WHOLE_JOBS or not run["elapsed_s"]:
         return 0.0

@@ -23,7 +23,7 @@ Value = int | str
 
 
 class SizeRow(Frozen, frozen=True):
-    """What was measured of one size."""
+    """The measurements of one size."""
 
     option: str
     value: str
@@ -48,12 +48,12 @@ class SizeAnswer(Frozen, frozen=True):
     """Jobs that measured it."""
     earlier_runs: list[str]
     cost_node_s: float
-    """Of the trials, node-seconds."""
+    """Cost of the trials in node-seconds."""
     budget_node_s: float | None
     resumes_from: str | None = None
-    """Run folder of the trial whose checkpoints the run continues."""
+    """Run folder of the trial that the run continues."""
     next_trial: str | None = None
-    """What would be tried next; None: the answer is complete."""
+    """The next trial, not submitted; None: the answer is complete."""
 
     @property
     def source(self) -> str:
@@ -79,7 +79,7 @@ def describe(options: Mapping[str, Value]) -> str:
 
 
 def remember(answer: SizeAnswer) -> Callable[[Plan], None]:
-    """What to do with the run folder before the run is submitted: keep the answer, and the state of the trial."""
+    """Return a function that copies the answer and the trial's checkpoints into the run folder before submission."""
 
     def prepare(plan: Plan) -> None:
         write_beside(plan.run_dir / SIZE, msgspec.json.format(msgspec.json.encode(answer), indent=1))

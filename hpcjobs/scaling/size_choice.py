@@ -15,7 +15,7 @@ from hpcjobs.units import human_duration
 REPEATS: Final = 3
 """Runs of a size that is measured: fewer have hardly an interval."""
 MOST_REPEATS: Final = 12
-"""Runs of a size whose interval has the target in it; then its lower bound decides."""
+"""At most this many runs of a size with the target inside its interval; then the lower bound decides."""
 
 
 _ALIKE: Final = 1.05
@@ -43,7 +43,7 @@ class MeasuredSize(NamedTuple):
     """Against the smallest size measured."""
     runs: int
     duration_s: float | None
-    """Of a complete run, the longest; None: not known."""
+    """Longest duration of a complete run; None: not known."""
 
 
 class MissingRuns(NamedTuple):
@@ -54,7 +54,7 @@ class MissingRuns(NamedTuple):
     at_least: int
     """The answer will be no smaller than this."""
     best: int | None
-    """The answer without these runs; None: there is none."""
+    """The answer without these runs; None: not known yet."""
 
 
 class SizeChoice(NamedTuple):
@@ -110,7 +110,7 @@ def describe_reached(reached: Sized, sizes: Iterable[Sized], per: str) -> str:
 def choose_by_efficiency(
     sizes: Sequence[MeasuredSize], *, smallest: int, largest: int, target: float, per: str
 ) -> MissingRuns | SizeChoice:
-    """The largest size whose efficiency is at least ``target`` by its lower bound.
+    """The largest size with an efficiency of at least ``target`` by its lower bound.
 
     Sizes grow twofold while they reach it; between the last that does and the first that does not, the middle is next.
     """

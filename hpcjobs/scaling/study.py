@@ -71,9 +71,9 @@ class Study(Frozen, frozen=True):
     srun: tuple[str, ...] = ()
     """Options that reach the tasks' srun unread."""
     metric: tuple[str, ...] = ()
-    """Figures of merit in the log, as ``--metric`` has them; the first one is what is compared."""
+    """Figures of merit in the log, as for ``--metric``; the first one is compared."""
     axes: dict[str, tuple[str, ...]] = {}
-    """What is varied beside the sizes: name -> values; each combination is a series."""
+    """Axes in addition to the sizes: name -> values; each combination is a series."""
     one_at_a_time: bool = False
     folder: str | None = None
     """Folder of the sweep; None: not submitted yet."""

@@ -93,7 +93,7 @@ def _at(study: Study, point: dict[str, str]) -> Study:
     """``study`` with the job's options of one series.
 
     Raises:
-        RequestError: an axis is no option of a job and has no place in the program.
+        RequestError: an axis is neither an option of a job nor a ``{NAME}`` of the program.
     """
     options: dict[str, str | int | bool | None] = {}
     launcher = study.launcher

@@ -1,1 +1,1 @@
-"""Many runs of one program, each with parameters of its own: arrays that detach, resume and fit the queue."""
+"""Many runs of one program with different parameters: arrays that detach, resume and fit the queue."""

@@ -1,7 +1,7 @@
 """Status of each cell of a sweep, with as few commands of the scheduler as possible.
 
-A cell's own state file is read first; where every cell has written its end, that is enough. Else
-one squeue covers all arrays, and one sacct those that have ended and were never accounted for.
+The state files of the cells are read first; if every cell has written its end, that is enough. Otherwise one squeue
+covers all arrays, and one sacct covers the ended arrays without a stored accounting.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class CellStatus(NamedTuple):
     """``123_4``: the array task of the latest attempt."""
     chunk: Chunk | None = None
     own: StateFile | None = None
-    """What the latest attempt wrote itself."""
+    """State file of the latest attempt."""
     record: JobRecord | None = None
-    """What the scheduler says of the array task; None: not asked, or not known."""
+    """The scheduler's record of the array task; None: not asked, or not known."""
 
     @property
     def open(self) -> bool:
@@ -46,7 +46,7 @@ class CellStatus(NamedTuple):
 
 
 class _Attempt(NamedTuple):
-    """Where a cell was last put: its chunk, the chunk's job if it has one, the cell's task."""
+    """The latest chunk of a cell, the chunk's job if it has one, and the cell's task."""
 
     chunk: Chunk
     entry: Entry | None
@@ -110,7 +110,7 @@ def _will_be_submitted(folder: SweepFolder, chunk: Chunk, scheduler: JobQueue, t
 
 
 def adopt_chunk(folder: SweepFolder, chunk: Chunk, scheduler: JobQueue) -> Entry | None:
-    """The job of a chunk that was submitted by somebody who then had no time to record it."""
+    """Record the job of a chunk that was submitted by a process that ended before it recorded the job; return it."""
     owner = folder.owner(chunk)
     if owner == NOBODY or folder.foreign:
         return None
@@ -126,7 +126,7 @@ def _own_state(state: StateFile | None, attempt: _Attempt | None) -> StateFile |
 
 
 def _records(entries: Iterable[Entry], scheduler: JobQueue) -> dict[str, JobRecord]:
-    """Task id -> what is known of it."""
+    """Task id -> its record."""
     known = statuses(entries, connect=lambda kind, conf: scheduler)
     return {task: record for job in known for record in job.records for task in task_ids(record.job_id)}
 
@@ -141,7 +141,7 @@ def _cell_status(
 
 
 def _state(attempt: _Attempt, own: StateFile | None, record: JobRecord | None) -> State | None:
-    """COMPLETED if the cell wrote that; else the queue's state while the task is there; else how it ended."""
+    """COMPLETED if the cell wrote that; otherwise the state in the queue, or after the task's end its last state."""
     if own is not None and own.state is State.COMPLETED:
         return State.COMPLETED
     if attempt.entry is None:

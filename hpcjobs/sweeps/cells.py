@@ -38,7 +38,7 @@ class Cell(Frozen, frozen=True):
 
 
 class Program(NamedTuple):
-    """What every cell runs, and how it receives its parameters."""
+    """The program that every cell runs, and how it receives its parameters."""
 
     argv: tuple[str, ...]
     identity: str
@@ -62,7 +62,7 @@ def make_program(job: Job, *, env: dict[str, str], passing: Passing | None = Non
 
 
 def _own_files(program: str, folder: Path, *, module: str | None) -> Iterator[Path]:
-    """The program's own file, if it lies in the folder that the job starts in or is named by a path."""
+    """The program's file, if it is in the folder where the job starts or is given by a path."""
     if module is not None:
         base = folder / module.replace(".", "/")
         files = [base.with_suffix(".py"), base / "__main__.py"]
@@ -79,7 +79,7 @@ def make_cell(program: Program, point: Point) -> Cell:
 
 
 def format_value(name: str, value: Any) -> str | None:
-    """A parameter as the program will read it: text as it stands, ``true``, the shortest exact decimal.
+    """A parameter as the program will read it: text unchanged, ``true``, the shortest exact decimal.
 
     Raises:
         RequestError: a value that no command line can hold.
@@ -109,8 +109,8 @@ def _check_text(name: str, text: str) -> str:
 
 
 def command(program: Program, cell: Cell) -> tuple[str, ...]:
-    """The cell's words: ``{name}`` replaced wherever it stands (``{{name}}`` is a literal one); a parameter
-    without a place is appended as ``--name=value`` where the program takes flags."""
+    """The cell's command: each ``{name}`` is replaced (``{{name}}`` is a literal one); a parameter without a place is
+    appended as ``--name=value`` if the program takes flags."""
     placed: set[str] = set()
 
     def put(match: re.Match[str]) -> str:

@@ -37,7 +37,7 @@ def start_after(plan: Plan, job_ids: Sequence[str]) -> Plan:
 def prepare(folder: SweepFolder, definition: Definition, cells: Sequence[Cell], limits: Limits) -> list[Chunk]:
     """Make the chunks that hold ``cells``: everything but their submission.
 
-    An array has one size of job. Where the number of tasks at once is limited, arrays of several sizes run one after
+    An array has one size of job. If the number of tasks at once is limited, arrays of several sizes run one after
     another, in the order of the cells.
     """
     code = code_state(Path(definition.job.chdir))

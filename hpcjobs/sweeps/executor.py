@@ -1,7 +1,7 @@
 """A submitit executor of a site: the same resolved job as every other route, as parameters of submitit.
 
-What differs from ``job.sh`` is submitit's own: its file names, its signal (checkpointing), its one line
-that starts the tasks. They start without our ``rank.sh``, so a rank is what srun or submitit says it is.
+Unlike ``job.sh``, its jobs have submitit's file names, signal (checkpointing) and line that starts the tasks. The tasks
+start without our ``rank.sh``, so ranks come from srun or submitit.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Guarded(PicklingExecutor):
     _resolved: dict[str, Any]
 
     def guard(self, job: Job) -> None:
-        """Count submissions as those of ``job``, to which the parameters of now belong."""
+        """Count each submission as one of ``job``, which the current parameters belong to."""
         self._job, self._resolved = job, dict(self.parameters)
 
     def _internal_process_submissions(self, delayed_submissions: list[Any]) -> list[Any]:
@@ -78,7 +78,7 @@ def executor(
 ) -> submitit.Executor:
     """A `submitit.SlurmExecutor` for a Slurm site, a `submitit.LocalExecutor` for a local one.
 
-    ``site`` and the parameters of the job are as for `hpcjobs.plan`, or as submitit names them (``timeout_min``,
+    ``site`` and the parameters of the job are as for `hpcjobs.plan`, or have submitit's names (``timeout_min``,
     ``mem_gb``, ``tasks_per_node``, ``slurm_partition``); the rest is submitit's. Submitit talks to the cluster that
     SLURM_CONF names: where the site names one, it is set for this process.
 
@@ -184,7 +184,7 @@ def _local(job: Job, folder: Path, *, max_num_timeout: int, signal_delay_s: int)
 
 
 def _local_setup(job: Job) -> list[str]:
-    """Commands that submitit joins by ``&&`` in front of its own."""
+    """Commands that submitit joins by ``&&`` and runs before its command."""
     world = {
         "MASTER_ADDR": "127.0.0.1",
         "WORLD_SIZE": str(job.ntasks),

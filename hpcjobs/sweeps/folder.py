@@ -1,4 +1,4 @@
-"""The sweep's folder: its definition, what was submitted for it, what each cell has become.
+"""The sweep's folder: its definition, its submitted arrays, and the state of each cell.
 
     sweep-NAME/            0700
       sweep.json           the definition: job, cells, throttle
@@ -9,11 +9,11 @@
       chunks/0001/         one array: a run folder like any other, and
         cells.sh           line N gives the batch script its cell N
         chunk.json         the ids of those lines; written last: a chunk without it was never complete
-        owner              a link whose text is the array that may run this chunk: whoever makes it first has the chunk
+        owner              a link with the id of the array that may run this chunk, which is the first to make it
         7/                 task 7 of the array: its state; `cell` links to its cell's folder
 
-A chunk is prepared, then submitted, then recorded (submitted.json), so a crash at any point leaves either
-nothing or a chunk that can be found in the queue by the path of its script, or by its `owner`.
+A chunk is prepared, then submitted, then recorded (submitted.json). A chunk that a crash left unrecorded is found in
+the queue by the path of its script, or by its `owner`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TAIL = "tail.json"
 
 
 class Definition(Frozen, frozen=True):
-    """What a sweep is: the job every cell is, the cells, and how many may run at once."""
+    """The definition of a sweep: its job, its cells, and how many cells may run at once."""
 
     name: str
     job: Job
@@ -53,11 +53,11 @@ class Definition(Frozen, frozen=True):
     passing: Passing | None = None
     max_parallel: int | None = None
     max_submit_jobs: int | None = None
-    """Jobs that the queue takes: what the site file says, or what a refusal has shown."""
+    """Jobs that the queue takes, from the site file or found after a refusal."""
     pack: int = 1
     """Cells per array task."""
     pack_parallel: int = 1
-    """How many of them at once."""
+    """Cells of an array task that run at once."""
     sizes: dict[str, Job] = {}
     """The same job in other sizes, for cells that name one (`Cell.size`)."""
 
@@ -86,8 +86,8 @@ class Chunk(Frozen, frozen=True):
 class SweepFolder:
     """Reading and writing one sweep's folder.
 
-    A ``foreign`` one, whose files say what nobody here has submitted, is only read, and Slurm's commands get no
-    configuration from it that is not known.
+    A ``foreign`` sweep, which this user has not submitted, is only read. Slurm's commands use its configuration of
+    Slurm only if that is already known.
     """
 
     def __init__(self, path: Path, *, foreign: bool = False) -> None:
@@ -99,7 +99,7 @@ class SweepFolder:
         """Raise where the sweep is foreign: its files hold the commands that would run.
 
         Raises:
-            RequestError: says how the sweep is submitted as one's own.
+            RequestError: names the command that submits it as the user's.
         """
         if self.foreign:
             raise RequestError(
@@ -112,7 +112,7 @@ class SweepFolder:
         """The sweep's definition.
 
         Raises:
-            UnknownJobError: no sweep lies here.
+            UnknownJobError: the folder has no sweep.
         """
         try:
             definition = _read(self.path / "sweep.json", Definition)
@@ -123,11 +123,11 @@ class SweepFolder:
         return replace(definition, job=replace(definition.job, slurm_conf=None))
 
     def write_definition(self, definition: Definition) -> None:
-        """Write the definition; what was submitted before stays."""
+        """Write the definition; submitted arrays stay."""
         write_beside(self.path / "sweep.json", msgspec.json.encode(definition))
 
     def make(self) -> None:
-        """The folder and its rooms, if they are not there."""
+        """Make the folder and its subfolders, if missing."""
         make_root(self.path.parent)
         for folder in (self.path, self.path / "cells", self.path / "chunks"):
             make_own_folder(folder)
@@ -161,14 +161,14 @@ class SweepFolder:
         return False
 
     def tail(self) -> Entry | None:
-        """The job that submits what the queue had no room for; None: there never was one."""
+        """The job that submits the rest of the sweep once the queue has room; None: never submitted."""
         try:
             return self._without_unknown_configuration(_read(self.path / _TAIL, Entry))
         except FileNotFoundError:
             return None
 
     def write_tail(self, entry: Entry) -> None:
-        """Record the job that submits what the queue had no room for."""
+        """Record the job that submits the rest of the sweep."""
         write_beside(self.path / _TAIL, msgspec.json.encode(entry))
 
     def cell_dir(self, cell_id: str) -> Path:
@@ -192,7 +192,7 @@ class SweepFolder:
         return chunks
 
     def next_number(self) -> int:
-        """A number no chunk has had; what a crash left incomplete is removed (call with the lock held)."""
+        """The number of a new chunk; removes incomplete chunks that a crash left (call with the lock held)."""
         numbers = [0]
         for folder in (self.path / "chunks").iterdir():
             if (folder / "chunk.json").exists():
@@ -212,9 +212,9 @@ class SweepFolder:
         return without_unknown_configuration(entry) if self.foreign else entry
 
     def owner(self, chunk: Chunk) -> str | None:
-        """The array that runs the chunk, as one of its tasks noted it; `NOBODY`: given up; None: no task has started.
+        """The array that runs the chunk, as a task recorded it; `NOBODY`: given up; None: no task has started.
 
-        Older versions wrote a file. One that stays empty (they were killed, or the disk was full) lets no task run.
+        Older versions wrote a file; an empty one lets no task run.
         """
         path = self.chunk_dir(chunk.number) / "owner"
         try:
@@ -225,17 +225,17 @@ class SweepFolder:
             return path.read_text().strip() or NOBODY
 
     def give_up(self, chunk: Chunk) -> str | None:
-        """Let no array run the chunk, unless one does already; the owner."""
+        """Let no array run the chunk, unless one does already; return the owner."""
         with suppress(FileExistsError):
             os.symlink(NOBODY, self.chunk_dir(chunk.number) / "owner")  # in one step, which no crash leaves half-done
         return self.owner(chunk)
 
 
 def _read(path: Path, type: type[T]) -> T:
-    """The content of a file of a sweep, without which a cell could run twice.
+    """The content of a file of a sweep. A wrong file is an error: without its content a cell could run twice.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: the file is missing.
         ConfigError: it cannot be used.
     """
     try:

@@ -1,4 +1,4 @@
-"""Sweeps over a Python function: pickled once; each cell's keywords stand in its line, like any parameters."""
+"""Sweeps over a Python function: pickled once; each cell's line in cells.sh has its keywords, like any parameters."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def name_of(function: Callable[..., object]) -> str:
 
 
 def identity_of(function: Callable[..., object]) -> str:
-    """Hash of the function's code, wherever in a file it stands; of its pickle if it is no plain function."""
+    """Hash of the function's code, independent of its place in the file; for other callables, hash of the pickle."""
     digest = hashlib.sha256(name_of(function).encode())
     code = getattr(function, "__code__", None)
     if isinstance(code, types.CodeType):
@@ -95,7 +95,7 @@ def _add_code(digest: Any, code: types.CodeType) -> None:
 
 
 def cells_of(function: Callable[..., object], points: Sequence[Point]) -> list[Cell]:
-    """A cell per point; values that are no text or number count by their pickle and show as their repr."""
+    """One cell per point. Values other than text and numbers are identified by their pickle and shown by their repr."""
     what = Program(argv=(), identity=identity_of(function), passing="env", trainer=False)
     cells: dict[str, Cell] = {}
     for point in check_points(points):

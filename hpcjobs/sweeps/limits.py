@@ -13,11 +13,11 @@ from hpcjobs.slurm_commands import cluster_env, show_config
 
 _LOCAL_TASKS = 10_000
 _SLOTS_WORTH_SPLITTING = 8
-"""Slots per chunk from which sharing them out idles less than one chunk after another does."""
+"""With this many slots per chunk or more, chunks side by side idle less than one chunk after another."""
 
 
 class Limits(NamedTuple):
-    """What one submission may hold."""
+    """The limits of one submission."""
 
     array_tasks: int
     """Tasks of one array: indices run from 0 to this, exclusive."""
@@ -48,9 +48,9 @@ def read_limits(job: Job, *, max_submit_jobs: int | None, runner: Runner = run) 
 
 
 def parse_config(text: str, *, jobs: int | None = None) -> Limits:
-    """Limits of ``scontrol show config``; ``jobs`` is what the site file says.
+    """Limits in the output of ``scontrol show config``; ``jobs`` is the limit of the site file.
 
-    MaxArraySize bounds the index, so that many tasks fit, from 0 on. MaxJobCount is everybody's together.
+    Indices run from 0 to MaxArraySize - 1, so MaxArraySize tasks fit. MaxJobCount counts the jobs of all users.
 
     Raises:
         RequestError: the cluster has no job arrays.
@@ -78,7 +78,7 @@ def cuts(tasks: int, limits: Limits, *, max_parallel: int | None = None) -> list
     """
     most = limits.array_tasks
     if limits.jobs is not None:
-        most = max(1, min(most, limits.jobs - 2))  # beside a chunk: the job that submits the next, and its successor
+        most = max(1, min(most, limits.jobs - 2))  # room for the job that submits the next chunk, and for its successor
     count = -(-tasks // most)
     if max_parallel is None or max_parallel >= tasks:
         return [Cut(size, None, False) for size in shares(tasks, count)]

@@ -109,7 +109,7 @@ def _draw(draw: random.Random, axis: Sequence[Any]) -> Any:
 
 
 def from_csv(path: str | Path) -> list[Point]:
-    """One cell per row; the header names the parameters, values are text as it stands.
+    """One cell per row; the header names the parameters, values are unchanged text.
 
     Raises:
         RequestError: unreadable, or a row of another length than the header.
@@ -126,7 +126,7 @@ def from_csv(path: str | Path) -> list[Point]:
 
 
 def axis_of(setting: str) -> tuple[str, list[str]]:
-    """``lr=0.1,0.01`` -> its name and values, as text exactly as it stands.
+    """``lr=0.1,0.01`` -> its name and values, as unchanged text.
 
     ``seed=0..9`` counts; a JSON list (``text=["a,b", "c"]``) holds values with commas in them.
 

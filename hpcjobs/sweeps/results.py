@@ -33,14 +33,14 @@ COLUMNS: Final = {
     "folder": "text: run folder of the cell",
     "log": "text: log file of the cell",
 }
-"""What the scheduler and the cell say of a run."""
+"""Columns of a run from the scheduler and from the files of its cell."""
 _FACTS = tuple(COLUMNS)
 _OWN = ("status", "exit_code", "job_id", "schema", "elapsed_s", "error")
 """Keys of a trainer's summary that are in the row already."""
 
 
 class Results(NamedTuple):
-    """One row per cell: parameters, what the scheduler and the cell say of the run, what the run measured."""
+    """One row per cell: parameters, state and other facts of the run, measurements."""
 
     params: list[str]
     measured: list[str]
@@ -68,12 +68,12 @@ class Results(NamedTuple):
 
     @property
     def usual_metric(self) -> tuple[str, bool]:
-        """What cells are compared by where nothing is named, and whether the largest is best: figure of merit, loss."""
+        """The default metric to compare cells by (figure of merit, or loss), and whether its largest value is best."""
         return (self.loss, False) if self.figure is None else (self.figure, self.figure_is_better == MORE)
 
     @property
     def loss(self) -> str:
-        """The loss to compare cells by: of data that was not trained on, where the runs measured one."""
+        """The loss to compare cells by: the validation loss if the runs measured one."""
         return next(filter(_VALIDATION_LOSS.fullmatch, self.measured), "loss")
 
     def best(self, metric: str, *, largest: bool = False) -> dict[str, Any] | None:
@@ -97,13 +97,13 @@ class Results(NamedTuple):
         return sorted(compared, key=lambda row: float(row[metric]), reverse=largest)
 
     def write_csv(self, file: TextIO) -> None:
-        """The rows as CSV; what was not measured is empty."""
+        """Write the rows as CSV; missing values are empty."""
         writer = csv.DictWriter(file, self.columns, restval="")
         writer.writeheader()
         writer.writerows(self.rows)
 
     def frame(self) -> pandas.DataFrame:
-        """The rows as a DataFrame, numbers as numbers; ``attrs["columns"]`` says what each column is."""
+        """The rows as a DataFrame; ``attrs["columns"]`` has the meaning of each column."""
         import pandas
 
         frame: pandas.DataFrame = pandas.DataFrame(
@@ -163,7 +163,7 @@ def _column(param: str) -> str:
 
 
 def _parse_value(text: str | None) -> str | int | float | None:
-    """A number, where writing that number gives the same text again; else the text."""
+    """The value as a number; other text, and integers that would be written differently (``007``), stay text."""
     for kind in (int, float):
         try:
             value = kind(text or "")
@@ -176,7 +176,7 @@ def _parse_value(text: str | None) -> str | int | float | None:
 def _read_summary(
     folder: SweepFolder, cell_status: CellStatus
 ) -> tuple[dict[str, FigureResult], list[tuple[str, Any]]]:
-    """The figures of the cell's summary.json and the rest of it, flat; empty where there is none that can be read."""
+    """The figures and the other values, flattened, of the cell's summary.json; empty without a readable file."""
     try:
         summary = read_summary(folder.cell_dir(cell_status.cell.id) / SUMMARY)
     except (FileNotFoundError, ValueError):
@@ -215,7 +215,7 @@ def state_name(cell_status: CellStatus) -> str:
 
 
 def log_file(folder: SweepFolder, cell_status: CellStatus, definition: Definition) -> Path | None:
-    """Log of the cell: the array task's, or one of its own where a task runs several cells."""
+    """Log of the cell: the array task's, or a separate file if a task runs several cells."""
     if cell_status.chunk is None or cell_status.job_id is None:
         return None
     if cell_status.chunk.pack > 1:

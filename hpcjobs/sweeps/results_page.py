@@ -1,4 +1,4 @@
-"""A sweep on one page: which parameters did best, with pictures, and the rows beside it."""
+"""A sweep on one page: the best parameters, pictures and cells, with the rows as CSV and Parquet."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def write(
     """index.html, results.csv, results.parquet and the pictures (PNG, SVG) in ``folder``; rows as `Results` has them.
 
     Args:
-        facts: what holds for all cells: program, site, partition, nodes, date.
-        compared: those of ``rows`` that have a rank by ``metric``, best first; the others are counted.
+        facts: facts common to all cells: program, site, partition, nodes, date.
+        compared: the ``rows`` that have a rank by ``metric``, best first; the others are counted.
     """
     folder.mkdir(parents=True, exist_ok=True)
     made = results_plots.figures(compared, params, metric, best=compared[0]) if compared else {}
@@ -88,7 +88,7 @@ def facts_of(definition: Definition) -> dict[str, str | None]:
     try:
         site = load_site(job.site_file)
         nodes = describe_nodes(site.partitions[partition]) if partition in site.partitions else None
-    except ConfigError:  # of a site file that is no longer there, its name is all that is known
+    except ConfigError:  # without the site file, only its name is known
         nodes = None
     size = f"{format_count(job.nodes, 'node')}, {format_count(job.ntasks_per_node, 'task')} on each"
     return {

@@ -1,4 +1,4 @@
-"""Pictures of a sweep: what each parameter did to one metric."""
+"""Pictures of a sweep: the effect of each parameter on one metric."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _MAP = LinearSegmentedColormap.from_list("results", mpl.colormaps["viridis_r"](n
 """The middle of the map: neither end vanishes on a light or on a dark page."""
 _MOST_TICKS = 12
 _LARGEST = 1e100
-"""Beyond it, and where it is infinite or no number, a value stands on an axis as text does."""
+"""Larger values, infinity and NaN have a place on an axis like text."""
 _BEHIND_TEXT: Final = {"boxstyle": "square,pad=0.1", "facecolor": BEHIND, "edgecolor": "none", "alpha": 0.8}
 """Lines do not run through a label."""
 
 
 def figures(rows: Sequence[Row], params: Sequence[str], metric: str, *, best: Row) -> dict[str, Figure]:
     """Picture name -> figure: ``effect`` of the one parameter that varies, ``heatmap`` of two that were crossed,
-    ``parallel`` coordinates of two or more. None where nothing varies.
+    ``parallel`` coordinates of two or more. Empty if all are constant.
 
     ``rows`` all have a number for ``metric``.
     """
@@ -42,8 +42,8 @@ def figures(rows: Sequence[Row], params: Sequence[str], metric: str, *, best: Ro
 
 
 class _Scale:
-    """Where the values of one parameter or metric stand on an axis from 0 to 1: numbers by size (by magnitude where
-    they span more than a factor of 50), anything else in the order it appears."""
+    """Places of the values of one parameter or metric on an axis from 0 to 1: numbers on a linear scale (a logarithmic
+    one if they span more than a factor of 50), other values in the order of the rows."""
 
     def __init__(self, rows: Sequence[Row], name: str) -> None:
         self.values: list[Any] = list(dict.fromkeys(row.get(name) for row in rows))
@@ -56,7 +56,7 @@ class _Scale:
     def place(self, value: Any) -> float:
         if self.numeric:
             return float(np.asarray(self.norm(value)))
-        return [*map(str, self.values)].index(str(value)) / max(1, len(self.values) - 1)  # nan equals nothing
+        return [*map(str, self.values)].index(str(value)) / max(1, len(self.values) - 1)  # NaN != NaN
 
     def ticks(self) -> list[tuple[float, str]]:
         """Place and label of each value, or of some where there are too many to read."""
@@ -75,7 +75,7 @@ class _Scale:
 
 
 def _has_place(value: Any) -> bool:
-    """Whether ``value`` is a number that an axis can show beside others."""
+    """Whether ``value`` is a number that an axis can show."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
 
 
@@ -97,7 +97,7 @@ def _effect(rows: Sequence[Row], param: str, metric: str, best: Row) -> Figure:
 
 
 def _heatmap(rows: Sequence[Row], pair: Sequence[str], metric: str) -> Figure:
-    """The mean over cells that share both values; white where there is none."""
+    """The mean over cells that share both values; white without a cell."""
     figure, axes = new_figure()
     across, down = (_Scale(rows, name) for name in pair)
     colours = _Scale(rows, metric)
@@ -138,7 +138,7 @@ def _parallel(rows: Sequence[Row], names: Sequence[str], metric: str, best: Row)
 
 
 def _upright(axes: Axes, names: Sequence[str], scales: Sequence[_Scale]) -> None:
-    """An upright axis for each name, with its own values."""
+    """Draw a vertical axis for each name, with its values."""
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     axes.set_yticks([])

@@ -64,7 +64,7 @@ def read_spec(path: Path) -> SweepSpec:
 
 
 def make_points(spec: SweepSpec, sets: Sequence[str] = (), *, beside: Path | None = None) -> list[Point]:
-    """The points of a file and of ``--set`` flags, crossed with each other; ``csv`` is sought in ``beside``.
+    """The points of a file and of ``--set`` flags, crossed with each other; ``csv`` is relative to ``beside``.
 
     Raises:
         RequestError: no points, or names that clash.
@@ -111,7 +111,7 @@ def define(
     passing: Passing | None = None,
     made_by: str = "hpcjobs.sweep",
 ) -> Definition:
-    """The sweep of the job that ``request`` and, below it, ``spec`` describe; nothing is written.
+    """The sweep of the job in ``request``, with ``spec`` as the layer below it. No file is written.
 
     Raises:
         ConfigError: a file is wrong. RequestError: the job does not fit the site, or a point is illegal.

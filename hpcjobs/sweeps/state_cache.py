@@ -19,14 +19,14 @@ _FILE = "completed.json"
 
 
 def read_states(folder: SweepFolder) -> dict[str, StateFile]:
-    """What each started cell last wrote, by id. Cells that were completed before are not read again."""
+    """The latest state of each started cell, by id. Cells that were completed before are not read again."""
     started = folder.started_cells()
     known = {cell: state for cell, state in _read_cache(folder).items() if cell in started}
     read = {cell: read_cell_state(folder, cell) for cell in started - known.keys()}
     new = {cell: state for cell, state in read.items() if state is not None}
     completed = {cell: state for cell, state in new.items() if state.state is State.COMPLETED}
     if completed:
-        with contextlib.suppress(OSError):  # a folder of somebody else's, a full disk: the next call reads them again
+        with contextlib.suppress(OSError):  # another user's folder, a full disk: the next call reads them again
             write_beside(folder.path / _FILE, msgspec.json.encode(to_json(known | completed)))
     return known | new
 
@@ -40,6 +40,6 @@ def _read_cache(folder: SweepFolder) -> dict[str, StateFile]:
 
 
 def read_cell_state(folder: SweepFolder, cell: str) -> StateFile | None:
-    """What a cell last wrote; None before it started, and, with a warning, where that cannot be used."""
+    """The latest state of a cell; None before it starts, and, with a warning, if the file cannot be used."""
     path = folder.cell_dir(cell) / STATE
     return read_usable(path, lambda: read_state_file(path))

@@ -28,7 +28,7 @@ from hpcjobs.sweeps.chunk_plans import prepare, start_after, tail_plan
 from hpcjobs.sweeps.folder import NOBODY, Chunk, Definition, SweepFolder
 from hpcjobs.sweeps.limits import Limits, read_limits
 
-# One generic text stands for every limit of accounts and QOS. Slurm prints the name of the limit beside it.
+# Slurm has one generic text for all limits of accounts and QOS, and prints the limit's name next to it.
 _LIMIT = re.compile(r"\b(?:Assoc|QOS)[A-Z]\w+")
 _COUNT = re.compile(r"Submit", re.IGNORECASE)
 _FULL = re.compile(r"MaxSubmit|job submit limit|MaxJobCount|temporarily unable to accept job", re.IGNORECASE)
@@ -41,14 +41,14 @@ def may_be_full(message: str) -> bool:
 
 
 def names_the_count(message: str) -> bool:
-    """Whether a refusal can come from nothing else than the number of jobs in the queue."""
+    """Whether a refusal can only come from the number of jobs in the queue."""
     return may_be_full(message) and (bool(_LIMIT.search(message)) or "job submit limit" not in message)
 
 
 def largest_array(plan: Plan, tasks: int, *, runner: Runner = run) -> int:
     """The largest of ``tasks``, ``tasks / 2``, ``tasks / 4`` ... 1 tasks that sbatch would accept now; 0: none.
 
-    ``sbatch --test-only`` checks the limits of account and QOS and submits nothing.
+    ``sbatch --test-only`` checks the limits of account and QOS without submitting.
     """
     env = cluster_env(plan.job.slurm_conf)
     _, *options, script = plan.command
@@ -67,11 +67,11 @@ _LEAST_ROOM = 2
 
 
 class Outcome(NamedTuple):
-    """What one call submitted."""
+    """The result of one submission."""
 
     submitted: list[Entry]
     cells: int
-    """In these arrays."""
+    """Cells in these arrays."""
     waiting: int
     """Cells that the sweep itself will submit when the queue has room."""
     done: int
@@ -80,10 +80,10 @@ class Outcome(NamedTuple):
 
 
 def start(folder: SweepFolder, definition: Definition, *, function: bytes | None = None) -> Outcome:
-    """Write the definition, and submit the cells of it that are neither done nor on their way.
+    """Write the definition, and submit its cells that are neither completed, queued nor running.
 
     Raises:
-        SchedulerError: the scheduler refused or did not answer; what it took before stays recorded.
+        SchedulerError: the scheduler refused or did not answer; arrays that it accepted before stay recorded.
     """
     folder.make()
     with folder.lock():
@@ -102,7 +102,7 @@ def resume(folder: SweepFolder) -> Outcome:
 
 
 def look(folder: SweepFolder) -> Outcome:
-    """What was submitted before, with nothing new: every array of the sweep, and where its cells stand."""
+    """The arrays that were submitted before and the state of their cells, without a new submission."""
     chunks = [(chunk, entry) for chunk in folder.chunks() if (entry := folder.entry(chunk)) is not None]
     return _outcome(chunks, folder, cell_statuses(folder, connect_to(folder.definition)))
 
@@ -117,7 +117,7 @@ def submit_waiting(folder: SweepFolder) -> Outcome:
 
 
 def cancel(folder: SweepFolder) -> list[str]:
-    """End every array of the sweep and submit nothing more; the ids that were cancelled."""
+    """End every array of the sweep and submit no more; return the ids that were cancelled."""
     folder.require_own()
     definition = folder.definition
     with folder.lock():
@@ -276,7 +276,7 @@ def _remember_limit(folder: SweepFolder, definition: Definition, jobs: int) -> N
 
 
 def _submit_tail(folder: SweepFolder, definition: Definition, scheduler: JobQueue, after: Sequence[str]) -> None:
-    """Submit the job that submits the rest: once the arrays before it have ended, else a little later."""
+    """Submit the job that submits the rest: it starts after the queued arrays, or without any in five minutes."""
     number = sum(1 for _ in folder.path.glob("next-*")) + 1
     alive = after or _queued_arrays(folder, scheduler)
     begin = None if alive else _LATER

@@ -1,4 +1,4 @@
-"""Takes submitit's names of parameters for those of a job."""
+"""Translates submitit's names of parameters to the names of a job."""
 
 from __future__ import annotations
 

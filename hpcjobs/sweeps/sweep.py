@@ -59,14 +59,14 @@ class Sweep:
         return self.folder.path
 
     def submit(self) -> Outcome:
-        """Submit the cells that are neither done nor on their way; returns at once.
+        """Submit the cells that are neither completed, queued nor running; returns at once.
 
         Raises:
-            SchedulerError: the scheduler refused or did not answer; what it took before stays recorded.
+            SchedulerError: the scheduler refused or did not answer; arrays that it accepted before stay recorded.
         """
         definition = self.definition
         self.folder.require_own()
-        sweep_index.remember(definition.name, self.folder)  # first: what is killed half-way can be resumed by name
+        sweep_index.remember(definition.name, self.folder)  # first: a killed submission can be resumed by name
         return self._once(lambda: submit.start(self.folder, definition, function=self.function))
 
     def resume(self) -> Outcome:
@@ -74,7 +74,7 @@ class Sweep:
         return self._once(lambda: submit.resume(self.folder))
 
     def _once(self, hand_over: Callable[[], Outcome]) -> Outcome:
-        """What a laptop sends twice is handed over once: a cell that has failed meanwhile is not submitted again."""
+        """Submit once if a laptop sends a command twice: a cell that has failed in between is not submitted again."""
         once = submission.next_submission()
         if once is None:
             return hand_over()
@@ -89,14 +89,14 @@ class Sweep:
             once.begin(self.path)
             try:
                 outcome = hand_over()
-            except HpcJobsError:  # what the scheduler took is in the sweep's folder
+            except HpcJobsError:  # accepted arrays are in the sweep's folder
                 once.forget()
                 raise
             once.finish(self.path)
             return outcome
 
     def cancel(self) -> list[str]:
-        """End every array of the sweep; the ids that were cancelled."""
+        """End every array of the sweep; return the ids that were cancelled."""
         return submit.cancel(self.folder)
 
     def cell_statuses(self) -> list[CellStatus]:
@@ -110,7 +110,7 @@ class Sweep:
     def wait(
         self, *, timeout_s: float | None = None, progress: Progress | None = None, report: Report = discard
     ) -> Counter[str]:
-        """Block until no cell is queued or running; how many ended in which state.
+        """Block until no cell is queued or running; return the number of cells in each state.
 
         Raises:
             TimeoutError: ``timeout_s`` seconds have passed.
@@ -124,7 +124,7 @@ class Sweep:
         return collect_results(self.folder, self.cell_statuses())
 
     def results(self) -> pandas.DataFrame:
-        """One row per cell: parameters, state, what was measured, times, job ids, with units in ``attrs["columns"]``.
+        """One row per cell: parameters, state, measurements, times, job ids, with units in ``attrs["columns"]``.
 
         Raises:
             HpcJobsError: pandas is not installed.
@@ -137,7 +137,7 @@ def find_sweep(name: str) -> Sweep:
     """The sweep of that name, or in that folder.
 
     Raises:
-        UnknownJobError: there is none.
+        UnknownJobError: no sweep has this name.
     """
     folder = sweep_index.find_folder(name)
     if not os.path.isfile(folder.path / "sweep.json"):
@@ -160,8 +160,8 @@ def sweep(
 ) -> Sweep:
     """A sweep of a trainer (``"ddp"``), a command (``["./model", "{lr}"]``) or a Python function.
 
-    Nothing is submitted yet: ``.submit()`` does. Calling it again with other points and the same name
-    keeps what is done. ``options`` are those of `hpcjobs.plan`.
+    No cell is submitted before ``.submit()``. A second call with other points and the same name keeps completed cells.
+    ``options`` are as for `hpcjobs.plan`.
 
     Raises:
         ConfigError: a file is wrong. RequestError: the job does not fit the site, or a point is illegal.

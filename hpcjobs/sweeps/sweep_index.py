@@ -43,7 +43,7 @@ def find_folder(name: str) -> SweepFolder:
     """The sweep of that name (one below the current folder first, then the newest), or in that folder.
 
     Raises:
-        UnknownJobError: there is none.
+        UnknownJobError: no sweep has this name.
     """
     if "/" in name or os.path.isfile(os.path.join(name, "sweep.json")):
         return open_folder(Path(name).absolute())
@@ -57,7 +57,7 @@ def find_folder(name: str) -> SweepFolder:
 
 
 def open_folder(path: Path) -> SweepFolder:
-    """The sweep's folder; foreign if there is a sweep in it that is none of the user's."""
+    """The sweep's folder; foreign if it has a sweep that the user has not submitted."""
     return SweepFolder(path, foreign=os.path.lexists(path / "sweep.json") and not _is_own(path))
 
 

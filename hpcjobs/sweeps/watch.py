@@ -1,4 +1,4 @@
-"""Wait for a sweep: the files of its cells are read, and the queue is asked once a minute for what no file says."""
+"""Wait for a sweep: reads the files of its cells, and asks the queue once a minute for the other states."""
 
 from __future__ import annotations
 
