@@ -1,4 +1,4 @@
-"""Finds the files shipped with hpcjobs: beside the package in a wheel, at the root of a checkout."""
+"""Finds the files shipped with hpcjobs: in ``_data`` of a wheel, or at the root of a checkout."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Every error hpcjobs raises on purpose, and the exit code each one ends the CLI with.
 
-    HpcJobsError                 3   base: anything else of ours
+    HpcJobsError                 3   base: all other errors
     ├── ConfigError              4   a site, spec or user file is wrong (names file, line, key)
     ├── RequestError             5   a value is not understood, or the request does not fit the site
     ├── UnknownJobError          6   no such job, run folder or name
@@ -19,11 +19,11 @@ import warnings
 from collections.abc import Iterable
 
 UNFORESEEN = 70
-"""Exit code of the command line after an error that is none of these."""
+"""Exit code of the command line after any other error."""
 _LINE_COLUMNS = 80
-"""Of a line of names in a message."""
+"""Longest line of names in a message."""
 _MOST_NAMES = 100
-"""Listed in a message: of all options of sbatch, and not of all jobs of a year."""
+"""Names listed in a message: enough for all options of sbatch, not for all jobs of a year."""
 
 
 class HpcJobsError(Exception):
@@ -45,7 +45,7 @@ class HpcJobsWarning(UserWarning):
 
 
 def warn_without_locks(folder: object, what: str) -> None:
-    """Warn once that nothing keeps two commands from doing ``what`` in ``folder`` at the same time."""
+    """Warn once that ``folder`` has no locks, so two commands could do ``what`` in it at the same time."""
     warnings.warn(f"{folder} has no file locks: do not {what} at the same time", HpcJobsWarning, stacklevel=2)
 
 
@@ -74,7 +74,7 @@ class SchedulerError(HpcJobsError):
 
 
 class SchedulerDownError(SchedulerError):
-    """The scheduler did not answer; a submission may have been accepted all the same (maybe_taken)."""
+    """The scheduler did not answer; it may have accepted a submission (maybe_taken)."""
 
     exit_code = 8
 
@@ -110,7 +110,7 @@ def nearest(name: str, known: Iterable[str], *, wraps: bool = True) -> str:
     """``did you mean 'nodes'?`` plus every known name, those like ``name`` first, for the end of an error message.
 
     Args:
-        wraps: names that are too many for a line of 80 columns stand on lines of their own.
+        wraps: write the names below the first line if they do not fit on a line of 80 columns.
     """
     import difflib  # only errors need these
     import textwrap

@@ -8,6 +8,6 @@ from hpcjobs.errors import HpcJobsError
 
 
 def require_packages(*names: str, extra: str = "report", purpose: str = "this report") -> None:
-    """Raises HpcJobsError, which says how to install them, where packages are missing."""
+    """Raise HpcJobsError with the install command if packages are missing."""
     if missing := [name for name in names if find_spec(name) is None]:
         raise HpcJobsError(f"{purpose} needs {' and '.join(missing)}", hint=f"pip install 'hpcjobs[{extra}]'")

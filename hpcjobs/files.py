@@ -1,6 +1,6 @@
 """Files that other processes read while they are written, and the user's folders of the XDG specification.
 
-Standard library of Python 3.6: what runs on a node takes this module with it (`hpcjobs.pyz`).
+Standard library of Python 3.6: programs for nodes are packed with this module (`hpcjobs.pyz`).
 """
 
 import errno
@@ -16,22 +16,22 @@ AnyPath = Union[str, "os.PathLike[str]"]
 
 
 def file_name(text: str) -> str:
-    """``text``, such as a job's name, as a part of file names: what needs quoting there becomes ``_``."""
+    """``text``, such as a job's name, as a part of file names: characters that need quotes become ``_``."""
     return re.sub(r"^[.-]|[^\w.-]", "_", text, flags=re.ASCII)
 
 
 def cache_dir() -> Path:
-    """``$XDG_CACHE_HOME/hpcjobs``: what may be lost at any time."""
+    """``$XDG_CACHE_HOME/hpcjobs``, for files that may be lost at any time."""
     return _user_dir("XDG_CACHE_HOME", ".cache")
 
 
 def config_dir() -> Path:
-    """``$XDG_CONFIG_HOME/hpcjobs``: what the user sets."""
+    """``$XDG_CONFIG_HOME/hpcjobs``, for the user's settings."""
     return _user_dir("XDG_CONFIG_HOME", ".config")
 
 
 def state_dir() -> Path:
-    """``$XDG_STATE_HOME/hpcjobs``: what hpcjobs remembers of jobs, nodes and clusters."""
+    """``$XDG_STATE_HOME/hpcjobs``, for records of jobs, nodes and clusters."""
     return _user_dir("XDG_STATE_HOME", ".local/state")
 
 
@@ -57,10 +57,10 @@ def _user_dir(variable: str, in_home: str) -> Path:
 
 
 def make_own_folder(folder: AnyPath) -> None:
-    """Make a folder of mode 0700 whose name others can know, if it is not there.
+    """Make a folder of mode 0700 with a predictable name, if it is missing.
 
     Raises:
-        OSError: it cannot be made, or it belongs to another user, who could replace what is put into it.
+        OSError: it cannot be made, or it belongs to another user, who could replace its content.
     """
     try:
         os.mkdir(folder, 0o700)
@@ -88,14 +88,14 @@ def _refusal(folder: AnyPath, text: str) -> OSError:
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a file system without room, or of a quota that is used up."""
 MOST_BYTES = 64 << 20
-"""Of a file that is read whole: larger ones are none of hpcjobs."""
+"""Largest file that is read completely: hpcjobs writes no larger ones."""
 
 
 def open_regular(path: AnyPath) -> BinaryIO:
     """Open a file that may be anybody's for reading; a pipe or a device of its name is not waited for.
 
     Raises:
-        OSError: it cannot be opened, or is no regular file.
+        OSError: it cannot be opened, or is not a regular file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -122,11 +122,11 @@ def write_beside(
     """Write ``content`` to ``path`` in one step: a reader sees the old file or the complete new one.
 
     Args:
-        mode: permissions of the file, whatever the umask; None: those that the umask leaves.
-        durable: the file outlives a crash of the machine. False: for what can be made again.
+        mode: permissions of the file, regardless of the umask; None: 0666 without the bits of the umask.
+        durable: the file outlives a crash of the machine. False: for content that can be made again.
 
     Raises:
-        OSError: it cannot be written; then the old file is as it was.
+        OSError: it cannot be written; the old file stays unchanged.
     """
     data = content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape")
     folder, name = os.path.split(os.fspath(path))
@@ -135,7 +135,7 @@ def write_beside(
     try:
         descriptor = os.open(beside, flags, 0o666 if mode is None else mode)
     except OSError as error:
-        error.filename = os.fspath(path)  # the user knows nothing of the file beside it
+        error.filename = os.fspath(path)  # the user does not know the temporary file
         raise
     try:
         with naming_errors(path), os.fdopen(descriptor, "wb") as file:
@@ -156,7 +156,7 @@ def write_beside(
 
 @contextmanager
 def naming_errors(path: AnyPath) -> Iterator[None]:
-    """Have errors of an open file name ``path``: a full disk fails a write, and the system does not say of what."""
+    """Add ``path`` to errors of an open file: the system's error of a failed write, as on a full disk, has no name."""
     try:
         yield
     except OSError as error:
@@ -174,9 +174,9 @@ def _set_mode(descriptor: int, mode: int) -> None:
 
 
 def append_lines(path: AnyPath, lines: Iterable[str]) -> None:
-    """Append ``lines`` to ``path``, a private file, in one write: those of two processes do not mix.
+    """Append ``lines`` to ``path``, a private file, in one write: lines of two processes do not mix.
 
-    The first begins a line of its own also where a full disk has cut the last one short. They outlive a crash.
+    The first line starts a new line even if a full disk has cut the last one short. The lines outlive a crash.
 
     Raises:
         OSError: they cannot be written.
@@ -209,8 +209,8 @@ class StoredLine(NamedTuple):
 class AppendStore:
     """A folder below `state_dir` with a log for each host, a line per record.
 
-    A host appends to its own log alone, all lines in one write, so no locks are needed: network file systems may lack
-    or lose them. Lines are never changed, and a full disk cuts short at most the last one.
+    Each host appends to a separate log, all lines in one write, so no locks are needed: network file systems may lack
+    or lose locks. Lines are never changed, and a full disk cuts short at most the last one.
 
     Args:
         names: path below `state_dir`, or an absolute path.
@@ -243,17 +243,17 @@ class AppendStore:
 
 
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
-"""Of Lustre without its mount option flock, and of network file systems whose lock service is down."""
+"""Errors of Lustre without its mount option flock, and of network file systems with a lock service that is down."""
 
 
 def lock_file(descriptor: int, *, wait: bool = True, by_process: bool = False) -> bool:
     """Lock an open file until it is closed. False: its file system has no locks, and the caller continues without.
 
     Args:
-        by_process: the lock of POSIX, which the process has, and not the open file.
+        by_process: use a POSIX lock, which belongs to the process and not to the open file.
 
     Raises:
-        BlockingIOError: somebody else has the lock, and the caller does not ``wait``. OSError: it cannot be locked.
+        BlockingIOError: the lock is taken, and the caller does not ``wait``. OSError: it cannot be locked.
     """
     lock = fcntl.lockf if by_process else fcntl.flock
     try:

@@ -1,4 +1,4 @@
-"""Errors of CUDA, ROCm and NCCL by their texts: what each one means and what to change.
+"""Errors of CUDA, ROCm and NCCL by their texts, each with its meaning and remedy.
 
 Three readers share them: trainers, which choose their exit code by them; the process on the node that decides about
 further attempts; and `hpcjobs why`. Standard library of Python 3.6.
@@ -8,7 +8,7 @@ import re
 from typing import NamedTuple, Optional, Tuple
 
 OUT_OF_MEMORY, FAULT, CONFIGURATION, RANK_LOST = "out of memory", "fault", "configuration", "rank lost"
-"""What follows from an error: a smaller step; another node; another job; another attempt."""
+"""The consequence of an error: a smaller step; another node; another job; another attempt."""
 
 
 class GpuError(NamedTuple):
@@ -139,7 +139,7 @@ KINDS: Tuple[GpuError, ...] = (
     NUMBER,
     LOST,
 )
-"""The first one whose pattern fits counts: a broken GPU also aborts the communicators of its rank."""
+"""The first kind with a matching pattern counts: a broken GPU also aborts the communicators of its rank."""
 
 
 def classify(text: str) -> Optional[GpuError]:

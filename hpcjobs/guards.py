@@ -1,4 +1,4 @@
-"""Limits that the environment sets on what is submitted or changed: HPCJOBS_READ_ONLY and HPCJOBS_BUDGET."""
+"""Limits of the environment on submitting and changing jobs: HPCJOBS_READ_ONLY and HPCJOBS_BUDGET."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def budget_text() -> str | None:
 
 
 def limit_env(env: Mapping[str, str], sources: Mapping[str, str]) -> dict[str, str]:
-    """The variables ``env`` of a job, with this environment's budget: what the job submits counts too.
+    """The variables ``env`` of a job, with this environment's budget: jobs that the job submits count too.
 
     Args:
         sources: where ``env.NAME`` was read.

@@ -17,7 +17,7 @@ _COMMAND_BUT_COLOUR = re.compile(rf"(\x1b\[(?!(?:\d+;)*8[;m])[0-9;]*m)|[{_COMMAN
 
 
 def printable(text: str, *, colours: bool = False) -> str:
-    """``text`` without what a terminal would obey; ``colours``: but for those."""
+    """``text`` without characters and codes that a terminal would obey; with ``colours``, colour codes stay."""
     text = _join_bytes(text)
     if not colours:
         return _COMMAND.sub("?", text)
@@ -32,7 +32,7 @@ def _join_bytes(text: str) -> str:
 
 
 def printable_line(text: str) -> str:
-    """``text`` as one line: what follows a line break cannot pass as a line of ours."""
+    """``text`` as one line: text after a line break cannot pass as a line of hpcjobs."""
     return printable(re.sub(r"[\t\n\v\f\r\x85\u2028\u2029]+", " ", text))
 
 
@@ -42,7 +42,7 @@ def printable_document(text: str) -> str:
 
 
 def escape_json(text: str) -> str:
-    """JSON with the same value, in which a terminal has nothing to obey."""
+    """JSON with the same value, with characters that a terminal would obey escaped."""
     return re.sub(rf"(?!\n)[{_COMMANDS}]", _escape, text)
 
 

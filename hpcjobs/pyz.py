@@ -32,7 +32,7 @@ _SHARED = (
     "scheduler_kind.py",
     "slurm_commands.py",
 )
-"""What every packed program may import of hpcjobs besides its own package."""
+"""Modules of hpcjobs that every packed program may import from outside its package."""
 
 
 def pack(name: str) -> bytes:

@@ -9,7 +9,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 def plain_text(loader: jinja2.BaseLoader, *, bytecode_cache: jinja2.BytecodeCache | None = None) -> jinja2.Environment:
-    """Templates in which an undefined name is an error, nothing is escaped, and ``q`` quotes a word for the shell.
+    """Templates without escapes: an undefined name is an error, and ``q`` quotes a word for the shell.
 
     They run in jinja2's sandbox: a template may come from the current folder, which may be anybody's.
     """

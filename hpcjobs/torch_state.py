@@ -1,6 +1,6 @@
 """States that hold torch's tensors: copied into buffers that stay, written, read.
 
-Everybody else leaves torch unloaded: this module is imported where a state has tensors, or a file of them is read.
+Other modules do not load torch: this module is imported only for a state or file with tensors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Buffers:
     def copy(self, state: Any) -> Any:
         """The same tree of dicts, lists and tuples with every tensor copied, once all copies have arrived.
 
-        What else it holds is copied too: an array or an object may change before it is written.
+        Other values are copied too: an array or an object may change before it is written.
         """
         self._devices.clear()
         copied = self.copy_tree(state, ())
@@ -60,7 +60,7 @@ class Buffers:
 
 
 def find_nan(value: Any, keys: str = "") -> str | None:
-    """The keys that lead to the first tensor with NaN, in dicts, lists and tuples; None: there is none."""
+    """The keys that lead to the first tensor with NaN, in dicts, lists and tuples; None without NaN."""
     if isinstance(value, torch.Tensor):
         return (keys or "the tensor") if value.is_floating_point() and bool(value.isnan().any()) else None
     items = value.items() if isinstance(value, dict) else enumerate(value) if type(value) in (list, tuple) else ()
@@ -72,7 +72,7 @@ def write(path: Path, state: Any) -> None:
     """Write a state and sync it. Without torch's own checksums, which it writes and never reads: manifests have one.
 
     Raises:
-        OSError: it cannot be written; torch hides what its file said.
+        OSError: it cannot be written; it replaces torch's RuntimeError.
     """
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
@@ -90,5 +90,5 @@ def write(path: Path, state: Any) -> None:
 
 
 def read(path: Path, *, any_object: bool) -> Any:
-    """A state, in host memory; with ``any_object`` also what is no plain value or tensor: that may run code."""
+    """A state, in host memory; with ``any_object`` also other objects than plain values and tensors: code may run."""
     return torch.load(path, map_location="cpu", weights_only=not any_object)

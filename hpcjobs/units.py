@@ -26,7 +26,7 @@ def walltime_s(text: str) -> int:
     unquoted ``12:30:00`` into 45000.
 
     Raises:
-        ValueError: the text is none of these, or zero.
+        ValueError: the text has another form, or is zero.
     """
     stripped = text.strip()
     clock = _CLOCK.match(stripped)
@@ -60,7 +60,7 @@ def time_limit(text: str) -> str:
 
 
 def requested_time(text: str) -> str:
-    """As `time_limit`; a bare number is minutes, as sbatch reads it. An unquoted number in YAML is no text.
+    """As `time_limit`; a bare number is minutes, as sbatch reads it. YAML must quote a bare number.
 
     Raises:
         ValueError: as `time_limit`.
@@ -72,7 +72,7 @@ def requested_time(text: str) -> str:
 
 
 def time_limit_s(text: str | None) -> int | None:
-    """Seconds of a time limit; ``None``: there is none."""
+    """Seconds of a time limit; ``None`` without a limit."""
     return None if text is None or text.strip().lower() in _UNLIMITED else walltime_s(text)
 
 
@@ -109,7 +109,7 @@ def format_count(count: int, noun: str) -> str:
 
 
 def number_style(value: float) -> str:
-    """The style of a figure for people: thousands apart and no decimals from 100 on, else three digits."""
+    """The format of a number for people: from 100 on, separated thousands and no decimals; below, three digits."""
     return ",.0f" if abs(value) >= 100 else ".3g"
 
 

@@ -31,7 +31,7 @@ class Wheel(NamedTuple):
 def build_wheel() -> Wheel:
     """Pack the running package, its shipped data and its metadata; the same files give the same bytes.
 
-    An installed package and an editable checkout give the same wheel: the layout is that of the project's own build.
+    An installed package and an editable checkout give the same wheel, with the layout of the project's build.
     """
     files = dict(sorted(_files()))
     record = f"{_INFO}/RECORD"
@@ -49,7 +49,7 @@ def build_wheel() -> Wheel:
 
 
 def digest_package() -> str:
-    """SHA-256 of what `build_wheel` packs, without packing it."""
+    """SHA-256 of the files that `build_wheel` packs, without packing them."""
     digest = hashlib.sha256()
     for name, content in sorted(_files()):
         digest.update(f"{name}\0{len(content)}\0".encode())

@@ -441,5 +441,5 @@ def _evidence(facts: JobFacts, failure: Failure | None, best: Match | None, line
         yield Evidence(failure.source, f"first failure:{who}{host}" + (f", {end}" if end else ""))
     if line is not None:
         yield Evidence(f"{line.file}, line {line.number}", line.text.strip())
-    elif best is not None and not best.is_early:  # an error that the program survived is no evidence
+    elif best is not None and not best.is_early:  # the program survived early errors
         yield Evidence(f"{best.line.file}, line {best.line.number}", best.line.text.strip())

@@ -188,7 +188,7 @@ def find_end(lines: Iterable[LogLine], rank: int) -> Failure | None:
 
 
 def find_memory_kills(lines: Iterable[LogLine]) -> list[Failure]:
-    """The tasks that srun reports as out of memory, or else as killed."""
+    """The tasks that srun reports as out of memory; without such reports, the killed tasks."""
     reports = [(line, match) for line in lines if (match := _SRUN.search(line.text))]
     for how in ("Out Of Memory", "Killed"):
         if ended := [
@@ -210,7 +210,7 @@ def signal_reported_by_shell(text: str) -> int | None:
 
 
 def find_crash_report(lines: Iterable[LogLine], rank: int | None, number: int) -> LogLine | None:
-    """The first line in which the runtime of a language reports the signal that ended a rank."""
+    """The first line of a language's runtime that reports signal ``number`` as the end of a rank."""
     own = (line for line in lines if rank is None or line.rank in (None, rank))
     return next((line for line in own if _signal_reported_by_runtime(line.text) == number), None)
 

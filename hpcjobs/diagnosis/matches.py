@@ -27,13 +27,13 @@ _MESSAGE_LINES = 6
 _IGNORED = re.compile(
     r"Exception ignored (?:in|on|while)\b|--- Logging error ---|Error in (?:atexit\.|sys\.excepthook)"
 )
-"""What Python prints before an exception that it passes over."""
+"""Text that Python prints before an exception that it ignores."""
 _ELSEWHERE = re.compile(
     r"Exception in (?:thread (?!\"main\")|callback |default exception handler)"
     r"|Process \S*Process\S*:$|Process \S*Worker\S*:$"
     r"|(?:Task|Future) exception was never retrieved|exception calling callback"
 )
-"""What Python prints before an exception that ends a thread, a task or a child process, and not the program."""
+"""Text that Python prints before an exception that ends a thread, a task or a child process, but not the program."""
 _INTRODUCTION_LINES = 3
 """Lines from such an introduction to its traceback, at most."""
 _COMMAND = re.compile(r"\++ ")
@@ -42,7 +42,7 @@ _OUTSIDE = re.compile(r"(?:slurmstepd|srun|kernel|hpcjobs)\b|.*NVRM")
 """Reports of Slurm and the system about the program, which it cannot quote."""
 _JOB_ENDED = re.compile(r"\*\*\* JOB \d+ ")
 _OF_CHILD = re.compile(r"CalledProcessError|non-zero exit status|ProcessRaisedException|ProcessExitedException")
-"""Exceptions about a process that the program started, whose own error is in the lines before."""
+"""Exceptions about a child process; the error of the process is in the lines before."""
 _LIBRARY = re.compile(r".*NCCL WARN |\[[EF][ \d]|.*UCX +ERROR|\[[\w.-]+:\d+\]|.*gloo/")
 """Reports of a library; its caller then raises an exception about the same error."""
 _OF_RANKS = re.compile(
@@ -93,7 +93,7 @@ _WAITS = {"collective-timeout", "rendezvous-timeout"}
 
 
 class Fate(Enum):
-    """What became of the process that printed an exception."""
+    """The fate of the process that printed an exception."""
 
     ENDED = auto()
     """Nothing shows that it went on."""
@@ -185,7 +185,7 @@ def _time_of(text: str) -> tuple[float, ...] | None:
 
 
 class Role(Enum):
-    """What a line is to a traceback."""
+    """The role of a line in a traceback."""
 
     NONE = auto()
     FRAME = auto()
@@ -222,7 +222,7 @@ class _Tracebacks:
         """How Python introduces the next exception of a rank, and for how many lines that holds."""
 
     def place(self, line: LogLine) -> _Part:
-        """What a line is to the last traceback of its rank."""
+        """The role of a line in the last traceback of its rank."""
         rank, text = line.rank, line.text
         if TRACEBACK in text:
             self._count += 1
@@ -467,7 +467,7 @@ def _refutes(later: Match, match: Match, *, is_one: bool) -> bool:
     if later.rule.cause in match.rule.more_precise_than or _OF_CHILD.search(later.line.text):
         return False
     if later.traceback is None and match.after == later.after:
-        return False  # the lines before the last words of a program may say the reason
+        return False  # the lines before the program's last lines may give the reason
     return not (_LIBRARY.match(match.line.text) and _OF_RANKS.search(later.line.text))
 
 

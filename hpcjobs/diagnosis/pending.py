@@ -80,7 +80,7 @@ def find_sooner_foreign(
         options = [*same, *share, f"--partition={partition}", f"--nodes={count}", f"--time={slurm_time(seconds)}"]
         estimate = ask_sbatch([*options, "--wrap=true"], slurm_conf=slurm_conf, runner=runner)
         cost = Cost(count * seconds / 3600)
-        # A plugin of the cluster may put the job elsewhere: that is no answer about this partition.
+        # A plugin of the cluster may choose another partition: then the estimate is not about this one.
         start = estimate.start if estimate.partition in (None, partition) else None
         return Placement("-", partition, estimate.refusal is None, count, slurm_time(seconds), start, cost)
 

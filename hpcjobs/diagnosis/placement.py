@@ -114,7 +114,7 @@ def place(job: Job, site: Site, *, runner: Runner = run) -> Placement:
 def explain_late_start(
     start: float | None, nodes: int, partition: str | None, *, env: Mapping[str, str] | None, runner: Runner = run
 ) -> str | None:
-    """Why Slurm's estimate for so many nodes may be too late: there are idle ones. None: there are not, or it is soon.
+    """Why Slurm's estimate may be too late: ``nodes`` nodes are idle. None: they are not, or the start is soon.
 
     Slurm counts every job up to its time limit, and looks at waiting jobs in intervals.
     """

@@ -325,9 +325,9 @@ def run_trials(
 ) -> list[SiteFinding]:
     """Run one job in each partition by each launcher of the file, or by the site's default launcher.
 
-    The job asks for a GPU where every node of the partition has some. Partitions of ``without`` get none. Where a
-    plugin of the cluster chooses the partition, jobs name none: one without GPUs, one with a GPU. Jobs that have not
-    ended after ``timeout_s`` are cancelled, as are all of them where this is interrupted.
+    The job requests a GPU if every node of the partition has GPUs. Partitions of ``without`` get no job. If a plugin of
+    the cluster chooses the partition, jobs name none: one runs without GPUs, one with a GPU. Jobs that have not ended
+    after ``timeout_s`` are cancelled; an interrupt cancels all jobs.
     """
     launchers: tuple[str | None, ...] = site.launchers or (None,)
     usable = {key: partition for key, partition in site.partitions.items() if key not in without}
@@ -356,7 +356,7 @@ def _cancel(trials: Sequence[Trial], report: Callable[[str], None]) -> None:
 
 
 class _Request(NamedTuple):
-    """What a trial job asks for; ``partition`` None: it names none."""
+    """The request of a trial job; ``partition`` None: it names none."""
 
     partition: str | None
     nodes: int

@@ -23,8 +23,8 @@ def draft_site(name: str, cluster: ClusterFacts, answers: Answers) -> ProposedSi
     """The draft of the site file ``name``.
 
     Raises:
-        RequestError: a flag names a partition or an account that the user cannot use or is no time, or no partition
-            takes the user's jobs.
+        RequestError: a flag names a partition or account that the user cannot use, ``--time`` is invalid, or no
+            partition takes the user's jobs.
     """
     if answers.time is not None:
         try:

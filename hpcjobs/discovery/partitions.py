@@ -13,7 +13,7 @@ from hpcjobs.site.checks import check_name, check_slurm_name
 from hpcjobs.units import LEAST_BARE_MEMORY, time_limit_s
 
 _MOST_GROUPS = 12
-"""Beyond it, features tell nodes apart and not shapes: each rack or switch has its own."""
+"""Above it, features distinguish nodes, not node shapes: each rack or switch has a feature."""
 _PREEMPTS = {"REQUEUE": "requeue", "CANCEL": "cancel", "SUSPEND": "suspend"}
 _REFUSES_JOBS = ("DRAIN", "INACTIVE")
 

@@ -25,7 +25,7 @@ class Answers(NamedTuple):
 
 
 class ProposedEntry(NamedTuple):
-    """One key of the file with its value, as YAML has it, and the origin of the value."""
+    """One key of the file with its YAML value and the origin of the value."""
 
     key: str
     value: object

@@ -68,8 +68,8 @@ def parse_partitions(out: str) -> tuple[PartitionInfo, ...]:
 class NodeReader:
     """Reads ``scontrol --all --oneliner show node`` line by line; a node without CPUs is left out.
 
-    Of a million nodes only kinds are kept. The fields that tell kinds apart are cut out of the line, which has forty
-    more; those that anybody writes, Comment and Reason, stand at its end.
+    Only kinds of nodes are kept: a cluster may have a million nodes. The fields that define a kind are cut out of the
+    line, which has forty more; the free texts Comment and Reason are at its end.
     """
 
     def __init__(self) -> None:
@@ -321,8 +321,8 @@ def read_cluster(slurm: Scheduler, runner: Runner = run) -> ClusterFacts:
     """Ask the cluster of this login node.
 
     Raises:
-        SchedulerError: Slurm does not answer, or refuses the questions without which there is no site file:
-            configuration and partitions.
+        SchedulerError: Slurm does not answer, or does not show its configuration or partitions, which a site file
+            needs.
     """
     config = parse_config(slurm.query(slurm_commands.show_config()))
     partitions = slurm.query(slurm_commands.show_partitions())

@@ -25,8 +25,8 @@ from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Resources, Site
 from hpcjobs.slurm_commands import cluster_env
 
-# Run on a node. $1: the job's id; $2: the rank, which is in the environment of the program and of what it started,
-# and of nothing else; without it any rank.
+# Run on a node. $1: the job's id; $2: the rank, which only the environment of the program and its children has;
+# without $2 any rank.
 _FIND = """\
 grep -slzx "HPCJOBS_JOB_ID=$1" /proc/[0-9]*/environ |
     xargs -r grep -slzx "RANK=${2:-[0-9]*}" | cut -d / -f 3"""
@@ -203,8 +203,8 @@ def drill(
 ) -> DrillVerdict:
     """Run ``program`` twice on ``site`` with ``options`` of submission, once with ``fault`` from ``at_step`` on.
 
-    ``by``: the partition of higher priority whose job preempts it, with ``preempt``; without it a signal stands for
-    that job.
+    ``by``: for ``preempt``, the partition of higher priority; a job there preempts the run. Otherwise a signal
+    imitates the preemption.
 
     Raises:
         RequestError: no such fault. HpcJobsError: the fault could not be injected, or the job did not go on in time.

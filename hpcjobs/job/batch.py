@@ -317,7 +317,7 @@ def _layer(script: BatchScript) -> Layer:
 
 
 def _value(directive: Directive) -> object:
-    """Return a field's value in the spelling of the command line: a time of 0 is no limit, bare memory is megabytes."""
+    """Return a field's value as on the command line: a time of 0 becomes UNLIMITED, bare memory megabytes."""
     kind, value = directive.option.kind, directive.value
     if value is None:
         return directive.option.bare
@@ -363,9 +363,9 @@ def check_batch(spec: JobSpec, sources: Mapping[str, str], site: Site) -> None:
 
 
 def site_of_batch(site: Site, layer: Layer) -> Site:
-    """``site`` without what it adds to requests, but for the cluster that gets them.
+    """``site`` without its additions to requests, except the cluster that gets them.
 
-    GPUs are spelled as the script of ``layer`` spells them.
+    GPUs are requested with the option of the script of ``layer``.
     """
     spells_gres = "gres" in layer.sources and layer.sources.get("gpus_per_node") == layer.sources["gres"]
     return msgspec.structs.replace(

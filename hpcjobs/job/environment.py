@@ -49,7 +49,7 @@ def choose_node_python(site: Site) -> str:
     return named if named is not None and os.path.isabs(named) else "/usr/bin/python3"
 
 
-# A batch shell is no login shell: `module` is often undefined until the init file is read.
+# A batch shell is not a login shell: `module` is often undefined until the init file is read.
 _MODULE_INIT = (
     "/etc/profile.d/lmod.sh",
     "/etc/profile.d/modules.sh",

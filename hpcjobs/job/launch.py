@@ -229,8 +229,8 @@ def mpirun(job: Job) -> Launch:
         *_hosts(job),
         Raw('"${_hj_forward[@]}"'),
     ]
-    # From Slurm 23.11 on the srun by which mpirun starts a daemon would read them, and give all ranks of a further node
-    # the cores and GPUs of one task.
+    # mpirun starts its daemons with srun. From Slurm 23.11 on srun would read these variables, and give all ranks of a
+    # further node the cores and GPUs of one task.
     whole_nodes = ("unset SLURM_CPUS_PER_TASK SLURM_TRES_PER_TASK",) if job.kind.runs_steps else ()
     return Launch(
         command=(*tokens, *task(job, label=job.ntasks > 1), *entering(job), *job.argv),

@@ -125,7 +125,7 @@ class Values:
 def merge_resources(layers: Sequence[Layer], site: Site, *, batch: bool = False) -> Values:
     """Merge resources: site defaults < partition defaults < ``layers``; later layers win.
 
-    A batch script gets no defaults of the site: its own lines count. For other programs a total of tasks or GPUs
+    A batch script gets no defaults of the site. For other programs a total of tasks or GPUs
     that a layer names replaces nodes and tasks per node of the site's defaults, and a list of nodes their number.
 
     Raises:

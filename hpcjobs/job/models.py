@@ -203,7 +203,7 @@ class Job(Frozen, frozen=True):
     node_python: str
     """The Python that decides about further attempts, on the job's first node."""
     signal_before_s: int | None
-    """Seconds between the program's signal and the time limit; None: from its own measurements."""
+    """Seconds between the program's signal and the time limit; None: from the program's measurements."""
     left_out: dict[str, str]
     """Nodes excluded because a check found them bad, each with the reason."""
     preflight: tuple[str, ...]
@@ -231,7 +231,7 @@ class Job(Frozen, frozen=True):
 
     @property
     def kind(self) -> SchedulerKind:
-        """What its scheduler can do."""
+        """The capabilities of its scheduler."""
         return find_kind(self.scheduler)
 
     @property

@@ -87,7 +87,7 @@ def split_module(argv: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
 def misspelt_trainer(program: str) -> str | None:
     """The trainer that ``program`` may have been meant to name: a command that is not on PATH here.
 
-    This is no error: the nodes may have a command of that name.
+    Callers only warn: the nodes may have a command of that name.
     """
     if "/" in program or "." in program or program in trainers() or shutil.which(program) is not None:
         return None

@@ -79,7 +79,7 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
     on_node = choose_python(site)
     python = on_node if inside is None else site.containers.python
     argv = program_argv(spec.program, python=python, chdir=chdir) if script is None else batch_argv(spec)
-    if script is None and not spec.no_check and "{" not in "".join(spec.program):  # a sweep checks its own values
+    if script is None and not spec.no_check and "{" not in "".join(spec.program):  # a sweep checks its values
         check_program(spec.program, site, python=python, chdir=chdir, in_image=inside is not None)
     hosts = _hosts(values, site)
     retries, signal_before_s = resolve_retries(spec, site, values)

@@ -140,7 +140,7 @@ def render(job: Job, run_dir: Path, *, made_by: str, by_hand: bool = False, untr
 
     ``made_by`` is the command the header names. ``by_hand`` is the text that a user can give to sbatch without hpcjobs:
     it makes its run folder with the shell files, and its log is a file of the folder where sbatch is called, since
-    Slurm starts no job whose log has no folder.
+    Slurm does not start a job if the folder of its log is missing.
 
     A template of the current folder that is not trusted is added to ``untrusted``, where that is a list.
 
@@ -219,7 +219,7 @@ _ONE_TASK = "SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NTASKS=1 "
 
 
 def _in_background(line: str, job: Job) -> str:
-    """``line`` started; locally in a process group of its own.
+    """``line`` in the background; locally in a separate process group.
 
     The TERM that ends the script's group reaches it once, by the script's trap.
     """

@@ -54,7 +54,7 @@ def _midnight(day: date) -> int:
 
 
 class Store(Protocol[Part]):
-    """Keeps what a report needs of the attempts of closed windows."""
+    """Keeps a report's data about the attempts of closed windows."""
 
     def windows(self, day: Window) -> list[Window]:
         """The windows of the day that are kept, one after the other, from its begin on."""

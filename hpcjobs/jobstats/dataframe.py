@@ -43,7 +43,7 @@ def accounting(
 ) -> pd.DataFrame:
     """Jobs of a site from the accounting, one row each, as a pandas DataFrame.
 
-    The columns are those of `hpcjobs report jobs --csv`. ``frame.attrs["columns"]`` has the unit and the meaning of
+    The frame has the columns of `hpcjobs report jobs --csv`. ``frame.attrs["columns"]`` has the unit and the meaning of
     each, ``frame.attrs["doubts"]`` the doubtful rows (kind, rows, examples), ``frame.attrs["notes"]`` the reasons why a
     source was not used.
 

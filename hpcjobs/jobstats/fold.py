@@ -5,11 +5,11 @@ attempts of a requeued job, which share every id.
 
 Memory: the tasks of a step peak at different moments, and Slurm does not record the peak of their sum. So figures are
 upper estimates: the sum of the peaks of the tasks of a step (TRESUsageInTot; AveRSS or MaxRSS x tasks in versions that
-lack it), added up over the steps that ran at the same time, with the batch script, without the extern step. Of a node
-only the steps count that ran on it.
+lack it), added up over the steps that ran at the same time, with the batch script, without the extern step. The memory
+of a node counts only the steps that ran on it.
 GPU utilization: the mean over the steps that used GPUs, weighted by their time and GPUs. The batch script, and a step
 that ran at the same time as one that used GPUs, count only if they used some. Steps with more GPUs at once than the job
-has (``srun --overlap``) share them: what they used is added up, and the GPUs count once.
+has (``srun --overlap``) share them: their use is added up, and the GPUs count once.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ _ONLY_FOR: Final = {
     "TRESUsageInAve": {"gpu_utilization", "gpu_mem_bytes"},
 }
 _ROWS_AT_ONCE = 25_000
-"""A frame has a fixed cost beside that of its rows."""
+"""A frame has a fixed cost in addition to the cost of its rows."""
 
 
 def unused_fields(only: Collection[str] | None) -> frozenset[str]:
@@ -269,7 +269,7 @@ def _most_at_once(steps: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
         *(-pl.col(name) for name in columns),
         _moment=moment + end * 4 + pl.when(end > begin).then(0).otherwise(2),
     )
-    # The values of a job add up to nothing at its end: the sums of the next one start at 0.
+    # The values of a job sum to 0 at its end, so the sums of the next job start at 0.
     sums = (
         pl.concat([begins, ends])
         .sort("_moment")
@@ -280,9 +280,9 @@ def _most_at_once(steps: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
 
 
 def _most_on_a_node(steps: pl.DataFrame, jobs: pl.DataFrame, most: pl.DataFrame) -> pl.DataFrame:
-    """``most``, with the memory of the fullest node where steps of a job had some of its nodes only.
+    """``most``, with the memory of the fullest node for jobs with a step on only some of their nodes.
 
-    A step whose nodes are not known, or are written in an unknown way, counts on each node of its job.
+    A step without a readable list of nodes counts on each node of its job.
     """
     column = "mem_per_node_bytes"
     nodes = jobs.select("_group", _job_nodes="NNodes", _job_list="NodeList").filter(pl.col("_job_nodes") > 1)
@@ -341,7 +341,7 @@ def _gpu_use(steps: pl.DataFrame, jobs: pl.DataFrame) -> pl.DataFrame:
     )
     gathered = gathered.filter(pl.col("_percent").is_not_null() & ~pl.col("JobID").str.ends_with(".extern"))
     gathered = gathered.with_columns(_worked=pl.col("_percent") > 0)
-    # A step without GPUs of its own, beside steps that have some, could use none.
+    # A step without GPUs could use none if other steps have GPUs.
     others_have = (pl.col("_allocated") & ~pl.col("_beside")).any().over("_group")
     gathered = gathered.filter(pl.col("_worked") | pl.col("_allocated") | ~others_have)
     first = pl.col("Start").filter("_worked").min().over("_group")

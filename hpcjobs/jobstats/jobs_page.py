@@ -50,7 +50,7 @@ class Intervals(NamedTuple):
 
 
 def choose_intervals(begin: float, end: float) -> Intervals:
-    """The shortest length of which at most sixty cover the period."""
+    """Intervals of the shortest length that covers the period with at most sixty."""
     length = next((one for one in _INTERVALS_S if (end - begin) / one <= _MOST_INTERVALS), _INTERVALS_S[-1])
     midnight = int(datetime.fromtimestamp(begin).replace(hour=0, minute=0, second=0, microsecond=0).timestamp())
     first = midnight + int((begin - midnight) // length) * length
@@ -309,7 +309,7 @@ def _wait_table(groups: dict[str, pl.Series], label: str) -> PageTable:
 
 
 def _wastes(jobs: pl.DataFrame) -> list[Section]:
-    """The largest wastes by user and name of the job, and what would have been enough for all jobs of that name."""
+    """The largest wastes by user and name of the job, with a sufficient request for all jobs of that name."""
     hours = pl.col("elapsed_s") / 3600
     kinds = {
         "CPU hours without work": pl.col("cpus") * hours * (1 - pl.col("cpu_efficiency").clip(0, 1)),
@@ -344,7 +344,7 @@ def _wastes(jobs: pl.DataFrame) -> list[Section]:
 def _largest_share(
     held: int | None, parts: int | None, jobs: Sequence[tuple[float | None, int | None, int | None]]
 ) -> float | None:
-    """The share of ``held`` in so many ``parts`` that the busiest part of these jobs (share, held, parts) would use."""
+    """The used share of ``held`` if all ``parts`` were as busy as the busiest part of ``jobs`` (share, held, parts)."""
     busy = [share * each / count for share, each, count in jobs if share is not None and each and count]
     return max(busy) * parts / held if busy and held and parts else None
 
@@ -353,7 +353,7 @@ _WASTE_NOTE: Final = "Next request: enough for every job of that name in the per
 
 
 def _next_request(jobs: pl.DataFrame) -> tuple[str, str]:
-    """Options that would have been enough for all of these jobs, and why; more of what failed ones ran out of."""
+    """Options that would have been enough for all of these jobs, and why; more for jobs out of time or memory."""
     rows = jobs.to_dicts()
     completed = [JobUsage.from_row(row) for row in rows if row["state"] == "COMPLETED"]
     advice: dict[str, Advice] = {}

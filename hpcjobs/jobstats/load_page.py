@@ -126,7 +126,7 @@ def facts_of(entry: Entry) -> dict[str, str | None]:
     try:
         site = load_site(entry.site)
         nodes = describe_nodes(site.partitions[partition]) if partition in site.partitions else None
-    except ConfigError:  # of a site file that is no longer there, its name is all that is known
+    except ConfigError:  # the site file was removed: only its name is known
         nodes = None
     return {"job": entry.job_id, "site": entry.site, "partition": partition, "nodes": nodes}
 

@@ -3,7 +3,7 @@
 A block with one record per line goes to polars unchanged, which is much faster. Other blocks are split by
 `Table.split`. Lines without a record are counted, named and left out.
 
-A job belongs to the day of its end. What `cache` keeps of a day is not read again.
+A job belongs to the day of its end. Parts of a day that `cache` keeps are not read again.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ def _read_frames(
 def _frame_of_lines(lines: bytes, table: Table, without: Collection[str]) -> pl.DataFrame | None:
     """The frame, if every line is one record.
 
-    A line with too many separators is an error of polars. So if the separators of all lines together are those of so
-    many records, each line has exactly its own, and none of them stands in a name.
+    polars refuses a line with too many separators. So if the total number of separators fits the number of records,
+    each line has the right number, and no name contains a separator.
     """
     if not lines:
         return None
     one_character = lines if len(table.separator) == 1 else lines.translate(None, delete=_CONTROL)
-    for types in (_NUMBERS, {}):  # a column of numbers in which a word stands is read as text
+    for types in (_NUMBERS, {}):  # a column of numbers that contains a word is read as text
         try:
             frame = _read_csv(one_character, table, types, without)
         except (pl.exceptions.ComputeError, pl.exceptions.SchemaError):
@@ -101,7 +101,7 @@ def _start(record: str, table: Table) -> str:
 
 
 def _frame(lines: bytes, table: Table, without: Collection[str]) -> pl.DataFrame:
-    """Records whose names may hold characters of the separator; all columns as text."""
+    """The frame of records with characters of the separator in names; all columns as text."""
     separator = table.separator.encode()
     if len(separator) > 1:  # polars splits at one character
         lines = lines.replace(separator, b"\0").replace(_SEPARATOR, b" ").replace(b"\0", _SEPARATOR)

@@ -256,7 +256,7 @@ def open_sacct(job_filter: JobFilter, site: Site) -> Sacct:
 
 
 def _check_clusters(names: str, site: Site) -> None:
-    """Sacct lists nothing of a cluster that its slurmdbd does not know, and succeeds."""
+    """Refuse a cluster that slurmdbd does not know: sacct would succeed with an empty list."""
     answer = run(list_clusters(), env=question_env(site.slurm_conf))
     known = answer.out.split() if answer.code == 0 else []
     for name in names.split(","):

@@ -54,7 +54,7 @@ NEEDED: Final = frozenset(
         *("_ended_steps_cpu_s", "_ended_steps_mem_bytes", "_ended_steps_rss_bytes"),
     )
 )
-"""Columns of attempts from which the sums are made."""
+"""Columns of attempts that the sums need."""
 
 
 _BEGIN, _END, _SINCE = "_begin", "_end", "_since"
@@ -175,8 +175,8 @@ def _taken_off(put_back: pl.DataFrame, schema: pl.Schema, columns: Sequence[str]
 class SumStore:
     """Sums of closed windows in the user's cache folder: a file per field of `Sums`, with the windows of its rows.
 
-    Which attempts follow another one is known only of those that were read before. So the begin of the report is kept
-    with a window, and a report that begins earlier makes its sums anew. A window that the report's begin or end cuts
+    An attempt is known to follow another one only if the report has read the other one. So a window is kept with the
+    begin of its report, and a report that begins earlier makes new sums. A window that the report's begin or end cuts
     is neither read nor kept.
     """
 

@@ -244,7 +244,7 @@ class CurrentAttempt:
             report(f"{self.control.path} cannot be written: {error.strerror}")
 
     def _suspect_silent_nodes(self) -> None:
-        """Suspect nodes on which Slurm could not launch the step: named by srun, or silent.
+        """Suspect nodes that failed to start the step: srun names them, or they are silent.
 
         A silent node started no task although other nodes did. If no task started at all, the first node is not the
         reason, because it runs this process; among several other nodes the reason is unknown.

@@ -22,7 +22,7 @@ _STATES = {
 }
 _UNFINISHED = ("RUNNING", "PENDING", "COMPLETING", "REQUEUED", "")
 _PATIENCE_S = 300.0
-"""Seconds for which commands are repeated while a controller restarts."""
+"""Commands are repeated for this time while a controller restarts."""
 _RETRY_S = 5.0
 MOST_SUSPECTS = 8
 """The newest ones; each may cost a question whether the job is possible without it."""
@@ -68,10 +68,10 @@ class Slurm(NodeSideScheduler):
         return Limit(end - self._controller_now(start, end - start), end - start)
 
     def _controller_now(self, start: float, total_s: float) -> float:
-        """The time by the controller's clock, which is the one that counts.
+        """The time by the controller's clock, which decides about the limit.
 
-        Where ``sdiag`` does not tell, the job started on this host when this process did, or so much earlier
-        as this host's clock says, if that is plausible: a prolog may have taken its time.
+        Without a time from ``sdiag``, this process is taken to have begun when the job started, or later by the delay
+        on this host's clock if that is at most a quarter of the time limit: a prolog may take time.
         """
         if self._controller_epoch is None:
             now = re.search(
@@ -90,7 +90,7 @@ class Slurm(NodeSideScheduler):
         job = self._show()
         if not job:
             return None
-        if int(job.get("Restarts", "0")) > self.restarts:  # state and reason are those of the next start already
+        if int(job.get("Restarts", "0")) > self.restarts:  # state and reason already belong to the next start
             return decide.REQUEUED
         cause = _REASONS.get(job.get("Reason", "")) or _STATES.get(job.get("JobState", ""))
         # A requeued job keeps the PreemptTime of an earlier start.
@@ -133,7 +133,7 @@ class Slurm(NodeSideScheduler):
         return f"not requeued: {refusal}"
 
     def _requeue(self, verb: str) -> Optional[str]:
-        """None: the controller did so, else its refusal."""
+        """Requeue the job; the controller's refusal, or None."""
         answer = self._ask(slurm_commands.control(verb, [self.job_id]))
         message = _one_line(answer.err or answer.out)
         # Pending: an earlier try was carried out, and its answer lost.
@@ -144,12 +144,12 @@ class Slurm(NodeSideScheduler):
     def _submit_again(self, refusal: str, exclude: str) -> RestartOutcome:
         """A job after this one, in the same run folder.
 
-        An sbatch whose answer was lost may have submitted all the same, so the queue is read before another try: also
-        before the first one, as a process that was killed may have submitted. Of several jobs the first one stays.
+        sbatch may have submitted a job although its answer was lost, or before this process was killed. So the queue
+        is read before each try, and the first of several jobs stays.
         """
         options = ["--dependency=afterany:" + self.job_id]
         log = _log_path()
-        # The file that this job writes to, whose name sbatch would otherwise make anew from the new job's id.
+        # This job's log: by default sbatch would name another file after the new job.
         options += ["--output=" + log.replace("%", "%%")] if log else []
         options += ["--exclude=" + exclude] if exclude else []
         give_up, tries = self._monotonic() + _PATIENCE_S, 0
@@ -193,9 +193,9 @@ class Slurm(NodeSideScheduler):
         return self._call(slurm_commands.show_host_names(nodes)).out.split() if nodes else []
 
     def _exclude(self, suspects: List[str]) -> str:
-        """The nodes that the next attempt avoids, with those that its user excluded; empty: no change.
+        """The nodes to exclude from the next attempt, including the user's; empty: no change.
 
-        Where too few nodes are left, the oldest suspicion is given up first.
+        If too few nodes are left, the oldest suspects are allowed again first.
         """
         excluded = self._show().get("ExcNodeList", "(null)").replace("(null)", "")
         already = self.node_names(excluded)
@@ -213,9 +213,9 @@ class Slurm(NodeSideScheduler):
         return ""
 
     def _show(self) -> Dict[str, str]:
-        """Fields of ``scontrol show job``; none where there is no answer.
+        """Fields of ``scontrol show job``; empty without an answer.
 
-        The first of a name counts: the comments of users and sites, at the end, may hold NAME=VALUE too.
+        The first field of a name counts: the comments of users and sites, at the end, may hold NAME=VALUE too.
         """
         out = self._call(slurm_commands.show_job(self.job_id)).out
         return dict(reversed(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", out)))

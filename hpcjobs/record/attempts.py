@@ -21,7 +21,7 @@ class Attempt(NamedTuple):
     steps: int
     """Steps done since the first start."""
     saved: int
-    """Saved steps, from which the next attempt resumes."""
+    """Saved steps; the next attempt resumes after them."""
     decision: str
     """``requeued``, ``requeued by Slurm``, ``resubmitted as ID``, ``completed``, or ``ended:`` and the reason."""
 

@@ -28,7 +28,7 @@ LOG_SOURCE = "log"
 _NUMBER = re.compile(r"[-+]?(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)?(?:\.\d*)?(?:[eE][-+]?\d+)?")
 _BEHIND = re.compile(r"[\s,;:%)\]}'\"|]*\Z")
 _DIGITS_GO_ON = re.compile("[\u00a0\u2009\u202f'\u2019]\\d")
-"""Behind a number: thousands are separated by something else than a comma."""
+"""Text behind a number that continues it: a separator of thousands other than a comma, and a digit."""
 _DECIMAL_COMMA = re.compile(
     "[-+]?(?:0,\\d|\\d+,(?:\\d{1,2}|\\d{4,})(?!\\d)|\\d{4,},\\d|\\d[\\d.\u00a0\u2009\u202f'\u2019]*[^\\d,]\\d{3},\\d)"
 )
@@ -122,9 +122,9 @@ class FigureReader:
     def __init__(self, rule: FigureRule) -> None:
         self.rule = rule
         self.unreadable = ""
-        """The last text that the rule found and that is no finite number; empty: none."""
+        """The last matched text that is not a finite number; empty: none."""
         self.other_unit = ""
-        """A unit that the program printed beside the first one, and which is not a multiple of it; empty: none."""
+        """A printed unit that cannot be converted to the first one; empty: none."""
         self.is_given_up = False
         self.values = Readings()
         self._pattern = None if rule.pattern is None else re.compile(_with_related_units(rule.pattern, rule.unit))
@@ -136,7 +136,7 @@ class FigureReader:
 
     @property
     def unit(self) -> str:
-        """The unit of the values: that of the rule, else the one that the program prints behind the number."""
+        """The unit of the values: from the rule, otherwise from the program's text behind the number."""
         return self.rule.unit or self._printed_unit
 
     def read(self, line: str, *, labelled: bool = False) -> Optional[float]:
@@ -180,7 +180,7 @@ class FigureReader:
         return converted
 
     def _find(self, pattern: Pattern[str], text: str) -> Optional[Tuple[str, str, str]]:
-        """The number, what is behind it, and its unit."""
+        """The number, the text behind it, and its unit; None without a number."""
         try:
             match = self._limit.search(pattern, text[:LINE_CHARACTERS])
         except SearchTooSlow:
@@ -258,10 +258,10 @@ class Readings:
 
 
 def parse_number(text: str, unit: str = "") -> Optional[float]:
-    """The finite number that ``text`` is, with commas between thousands; None: it is none.
+    """``text`` as a finite number, with commas between thousands; None for other text.
 
-    Punctuation, a percent sign or the unit may follow; other letters do not: 12.3k is not 12.3. A comma of decimals
-    is none of thousands: 0,123 is no number.
+    Punctuation, a percent sign or the unit may follow; other letters do not: 12.3k is not 12.3. A decimal comma
+    is not accepted: 0,123 gives None.
     """
     text = text.strip().lstrip("'\"([")
     match = _NUMBER.match(text)
@@ -277,7 +277,7 @@ def parse_number(text: str, unit: str = "") -> Optional[float]:
 
 
 def convert_unit(value: float, unit: str, target: str) -> Optional[float]:
-    """The value in the unit ``target``: MB/s in GB/s, s/it in it/s; None: it is no multiple of it."""
+    """The value in the unit ``target``: MB/s in GB/s, s/it in it/s; None if it cannot be converted."""
     factor, base = _split(unit)
     target_factor, target_base = _split(target)
     if base == target_base:
@@ -287,7 +287,7 @@ def convert_unit(value: float, unit: str, target: str) -> Optional[float]:
 
 
 def _split(unit: str) -> Tuple[float, str]:
-    """``GB/s`` -> (1e9, "B/s"): the unit without its prefix, and what that stands for."""
+    """``GB/s`` -> (1e9, "B/s"): the factor of the prefix, and the unit without the prefix."""
     if unit in _SECONDS:
         return _SECONDS[unit], "s"
     prefix = _PREFIX.match(unit)
@@ -317,7 +317,7 @@ def split_lines(chunk: bytes) -> List[str]:
 
 
 def results_of(summary: Dict[str, Any]) -> Dict[str, FigureResult]:
-    """The figures of a summary.json, the first one is the figure of the run; what is none of them is left out."""
+    """The figures of a summary.json, the first one is the figure of the run; invalid entries are left out."""
     raw = summary.get("figures")
     figures = {}
     for name, entry in raw.items() if isinstance(raw, dict) else ():
@@ -331,7 +331,7 @@ def results_of(summary: Dict[str, Any]) -> Dict[str, FigureResult]:
 
 
 def read_results(path: AnyPath) -> Dict[str, FigureResult]:
-    """The figures of the summary.json ``path``; empty where there is none that can be read."""
+    """The figures of the summary.json ``path``; empty if the file cannot be read."""
     try:
         summary = json.loads(read_regular(path).decode("utf-8"))
     except (OSError, ValueError, RecursionError):

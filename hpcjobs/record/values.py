@@ -97,7 +97,7 @@ def _convert(raw: Any, kind: Any, name: str) -> Any:
             return float(raw)
         except OverflowError as error:
             raise ValueError(f"{name} is too large") from error
-    if kind is int and type(raw) is float and raw.is_integer():  # 3.0: what a program of another language may write
+    if kind is int and type(raw) is float and raw.is_integer():  # a program in another language may write 3.0
         return int(raw)
     if origin in _LISTS and isinstance(raw, list):
         items = [_convert(item, arguments[0], f"{name}[{number}]") for number, item in enumerate(raw)]

@@ -251,7 +251,7 @@ def remove(jobs: Iterable[Old]) -> list[Old]:
 
 
 def _remove_folder(run_dir: str) -> bool:
-    """Remove a folder, renamed first: nobody sees it half empty, and a failed rename leaves it unchanged."""
+    """Rename a folder, then remove it: readers never see it half empty, and a failed rename leaves it unchanged."""
     if not os.path.lexists(run_dir):
         return True
     parent, name = os.path.split(run_dir)

@@ -170,7 +170,7 @@ def _most_of_requeue(known: Known) -> Amounts:
 
 
 def _most_of_update(settings: Sequence[str], entry: Entry, alive: list[JobRecord]) -> Amounts:
-    """The most that a job uses with ``settings`` of scontrol beyond what it may use now."""
+    """The most that a job uses with ``settings`` of scontrol in addition to its current limits."""
     names = [setting.partition("=")[0] for setting in settings]
     if guards.budget_text() is None or _HARMLESS.issuperset(names):
         return Amounts(0, 0, 0, 0)

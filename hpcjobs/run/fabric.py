@@ -51,8 +51,8 @@ def silent_first_node(
 ) -> str | None:
     """Wait until the job's script starts (None), or its node does not respond: that node.
 
-    All other nodes are looked at from the first one. Slurm calls a job running whose script a node that is cut off
-    never got, and starts it again and again.
+    The job's first node checks all other nodes. If the first node is cut off and never gets the script, Slurm shows
+    the job as running, and starts it again and again.
     """
     scheduler = connect(entry.scheduler, entry.slurm_conf)
     begun = Path(entry.run_dir) / STATE

@@ -1,4 +1,4 @@
-"""The figure of merit of a run: how fast it was, by its log (`figures:`, ``--metric``) or by its own summary.json."""
+"""The figure of merit of a run, from its log (`figures:`, ``--metric``) or from the program's summary.json."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_figures(run_dir: Path) -> dict[str, FigureResult]:
 
 
 def read_problems(run_dir: Path) -> list[str]:
-    """What the reader of an ended run's log could not read; empty where all is well, or there was no reader."""
+    """The problems that the reader of an ended run's log reported; empty without problems or without a reader."""
     try:
         text = read_regular(run_dir / FIGURES_LOG).decode("utf-8", "replace")
     except OSError:
@@ -51,10 +51,9 @@ def has_reader(run_dir: Path) -> bool:
 
 
 def read_rate(run_dir: Path) -> Rate | None:
-    """The figure of an ended run: the first one of its log, otherwise the throughput that the program wrote.
+    """The figure of an ended run: the first one of its log, otherwise the program's throughput.
 
-    ``run_dir``: the folder that the run writes to, of an array task the task's, of a cell the cell's. None: it left
-    no figure.
+    ``run_dir``: the folder of the run, of the array task or of the cell. None: no positive figure.
     """
     for name, figure in read_figures(run_dir).items():
         return Rate(name, figure.throughput, figure.throughput_unit) if figure.value > 0 else None

@@ -90,7 +90,7 @@ def is_ours(entry: Entry, record: JobRecord) -> bool:
     if None not in (record.user, entry.user) and record.user != entry.user:
         return False
     if not entry.is_foreign and record.command is not None and os.path.basename(record.command) == SCRIPT:
-        # sacct has the sbatch command, in which a wrapper's options may hold blanks.
+        # sacct has the sbatch command; the options of a wrapper may contain blanks.
         return f" {fold_stored(record.command)}".endswith(f" {fold_stored(os.path.join(entry.run_dir, SCRIPT))}")
     if record.name is not None and fold_stored(record.name) != fold_stored(entry.name):
         return False

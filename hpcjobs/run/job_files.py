@@ -80,9 +80,9 @@ def read_state(entry: Entry, job_id: str) -> StateFile | None:
 
 
 def find_started(entry: Entry, job_ids: Sequence[str]) -> Sequence[str]:
-    """Those of the entry's ``job_ids`` that may have written something: of an array the ones that have a folder.
+    """The ids of ``job_ids`` that may have written files: in a large array, the tasks with a folder.
 
-    One look at the run folder: an array can have 100,000 tasks.
+    The run folder is listed once: an array can have 100,000 tasks.
     """
     if len(job_ids) < _FEW_TASKS:
         return job_ids

@@ -103,7 +103,7 @@ def without_known(records: Iterable[JobRecord], known: Iterable[Entry]) -> list[
     by_id: dict[str, list[Entry]] = {}
     carried_on = set()
     for entry in known:
-        # The run folder tells whether another job continues this one. Folders of other names need no look.
+        # The run folder shows whether another job continues this one. Entries of other ids and names are skipped.
         if (entry.job_id in ids or entry.name in names) and is_reachable(entry):
             by_id.setdefault(current := current_id(entry), []).append(entry)
             carried_on |= {entry.job_id} - {current}
@@ -116,7 +116,7 @@ def without_known(records: Iterable[JobRecord], known: Iterable[Entry]) -> list[
 
 
 def make_entries(records: Iterable[JobRecord], site: Site | None) -> list[Entry]:
-    """Make an entry for each job of ``records``, oldest first; a local queue has its own list, and gets none."""
+    """Make an entry for each job of ``records``, oldest first; empty for a local queue, which lists its jobs itself."""
     kind, conf = scheduler_of(site)
     if not find_kind(kind).takes_sbatch_options:
         return []

@@ -220,7 +220,7 @@ def _marks(nodes: Iterable[NodeSample]) -> frozenset[_Mark]:
 
 
 def _without(old: Collection[_Mark], nodes: Iterable[NodeSample]) -> list[NodeSample]:
-    """Those of ``nodes`` that have come since ``old``."""
+    """The samples of ``nodes`` that have come since ``old``."""
     return [node for node in nodes if (node.host, node.taken) not in old]
 
 
@@ -228,7 +228,7 @@ class ForeignJob(NamedTuple):
     """A running job of Slurm's that was submitted by other means."""
 
     job_id: str
-    """Slurm's raw id: an array task has its own number, not 12_3."""
+    """Slurm's raw id: a plain number for an array task too, not 12_3."""
     nodes: tuple[str, ...]
     folder: Path
     """Folder of the samples."""

@@ -71,8 +71,8 @@ def plan_rerun(entry: Entry, changes: JobSpec, *, made_by: str, trusts: bool = F
     they name have ended. So is a hold, which was of the first run. A task of an array is an array of that task alone.
 
     Args:
-        trusts: also plan a run that this user has not submitted. Without it the plan of such a run can be printed
-            alone: nothing is asked that its manifest names, such as a configuration of Slurm, a site file or a Python.
+        trusts: also plan a run that this user has not submitted. Otherwise the plan of such a run can only be printed,
+            and the files that its manifest names (a configuration of Slurm, a site file, a Python) are not used.
 
     Raises:
         RequestError: the manifest cannot be used, the job is part of a sweep or session, does not fit the site, a

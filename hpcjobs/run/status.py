@@ -206,8 +206,8 @@ def _ours(entry: Entry, by_parent: dict[str, list[JobRecord]]) -> list[JobRecord
 def _of(entry: Entry, by_parent: dict[str, list[JobRecord]]) -> list[JobRecord]:
     """Select records by the entry's id: of the complete job, or of one array task.
 
-    A job that another one carries on keeps its own id. The last task of an array is, for a moment, accounted for under
-    the array's bare id, which only an array that was cancelled before it began keeps.
+    A job that another job continues keeps its id. The accounting shows the last task of an array under the array's bare
+    id for a moment. Only an array that was cancelled before it began keeps the bare id.
     """
     records = by_parent.get(current := current_id(entry), [])
     if entry.array is not None:
@@ -224,8 +224,8 @@ def _of(entry: Entry, by_parent: dict[str, list[JobRecord]]) -> list[JobRecord]:
 def _correct(entry: Entry, record: JobRecord) -> JobRecord:
     """Correct the accounting by the job's own state file, where the accounting is late or wrong.
 
-    A job that has just ended may have its first node alone there. A job that completed or failed while slurmctld was
-    away, and whose limit had passed when it was back, met no limit.
+    The accounting may list only the first node of a job that has just ended. It shows TIMEOUT for a job that completed
+    or failed while slurmctld was down, if slurmctld came back after the job's limit.
     """
     own = own_record(entry, record.job_id)
     if own is None or own.started is None or record.started is None:

@@ -29,7 +29,7 @@ def slurm(folder: Folder, argv: Sequence[str]) -> Result:
 
 
 def node_states(folder: Folder) -> dict[str, str]:
-    """Host -> state, as sinfo names it; empty when the controller does not answer."""
+    """Host -> state in sinfo's spelling; empty when the controller does not answer."""
     done = slurm(folder, slurm_commands.list_node_states())
     return dict(line.split() for line in done.out.splitlines()) if done.code == 0 else {}
 

@@ -1,8 +1,8 @@
-"""A freezer (cgroups, version 1) for one sandbox, by which ``proctrack/cgroup`` knows a job's processes.
+"""A freezer (cgroups, version 1) for one sandbox; ``proctrack/cgroup`` tracks a job's processes with it.
 
 All mounts of the freezer on a machine show one tree, and two sandboxes with hosts of the same name would freeze and end
-each other's steps. So each sandbox has a group of its own, and a cgroup namespace in which that group is the root: it
-is what the sandbox mounts, and what its slurmds see.
+each other's steps. So each sandbox has a separate group, and a cgroup namespace with this group as the root. The
+sandbox mounts this root, and its slurmds see only that.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from hpcjobs.sandbox.daemons import must
 from hpcjobs.sandbox.folder import Folder, write
 
 _TRIAL = "mount -t cgroup -o freezer freezer /mnt && mkdir /mnt/hpcjobs-$$ && rmdir /mnt/hpcjobs-$$"
-# In the group of $1, a namespace is kept at $2, and what it sees of the freezer is mounted on $3.
+# Joins the group $1, keeps a cgroup namespace at $2, and mounts the namespace's view of the freezer on $3.
 _OWN_ROOT = 'echo $$ >"$1/cgroup.procs" && exec unshare --cgroup="$2" mount -t cgroup -o freezer freezer "$3"'
 
 
 def available() -> bool:
-    """Whether this machine has a freezer of version 1, and lets us use it: tried in a mount namespace of its own."""
+    """Whether this machine has a freezer of version 1, and lets us use it; tried in a private mount namespace."""
     return run(["unshare", "--mount", "--propagation", "private", "sh", "-c", _TRIAL]).code == 0
 
 
@@ -50,12 +50,12 @@ def namespace(folder: Folder) -> Path:
 
 
 def remove(folder: Folder) -> None:
-    """The groups that slurmd made, and the sandbox's own, once no process is in them; the mounts stay."""
+    """Remove the groups of slurmd and of the sandbox, once no process is in them; the mounts stay."""
     if not _name_file(folder).exists() or not folder.cgroups.is_mount():
         return
     group = _whole_tree(folder) / _name_file(folder).read_text().strip()
     for path, _, _ in os.walk(group, topdown=False):
-        with contextlib.suppress(OSError):  # one that a process of somebody else's entered
+        with contextlib.suppress(OSError):  # a process from outside the sandbox is in the group
             os.rmdir(path)
     must(["umount", str(group.parent)])
 

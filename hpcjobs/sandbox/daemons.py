@@ -23,7 +23,7 @@ _LOG_LINES = 15
 
 
 class Daemon(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that was started; the start time tells it from a later one of the same pid."""
+    """A process that was started; the start time distinguishes it from a later process with the same pid."""
 
     name: str
     pid: int

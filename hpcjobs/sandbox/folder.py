@@ -17,7 +17,7 @@ from hpcjobs.site.rehearsal import RECORD, sandbox_root
 
 _MARKER = ".hpcjobs-sandbox"
 _LONGEST = 48
-"""Sockets lie below the root, and a socket's path has at most 107 bytes."""
+"""Characters of the root's path: sockets are below the root, and a socket's path has at most 107 bytes."""
 _PRIVATE = ("/tmp", "/var/tmp", "/dev/shm")
 
 

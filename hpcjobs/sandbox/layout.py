@@ -16,7 +16,7 @@ from hpcjobs.site.resources import node_range
 
 DEFAULT_NODES = 4
 MAX_NODES = 64
-"""Each node is a slurmd on this machine, with its own namespaces."""
+"""Each node is a slurmd on this machine, in separate namespaces."""
 MAX_CPUS, MAX_GPUS = 1024, 64
 MPI_TYPES = ("pmix", "pmi2", "none")
 ACCOUNT = "sandbox"
@@ -30,7 +30,7 @@ def node_address(index: int) -> str:
 def resolve_layout(
     shape: Shape, site: Site, *, mpi_types: Collection[str] = MPI_TYPES, has_modules: bool = False
 ) -> Layout:
-    """The cluster for ``shape``: of ``site`` where it says --like, else ``site`` is the base to reshape.
+    """The cluster for ``shape``: a copy of ``site`` with --like, otherwise ``site`` in another shape.
 
     ``mpi_types``: types of this machine's srun. The site's type is preferred, then the order of `MPI_TYPES`.
     ``has_modules``: this machine has Environment Modules, so that jobs load the site's modules.
@@ -144,7 +144,7 @@ def _hosts(prefix: str, counts: dict[NodeShape, int]) -> tuple[Host, ...]:
 
 
 def _prefix(site: str) -> str:
-    """``tu-hpc`` -> ``tu``: short, legal as a host name, and not ending in a digit of its own."""
+    """``tu-hpc`` -> ``tu``: the start of host names, at most 10 characters, with a letter first and last."""
     first = re.sub(r"[^a-z0-9]+", " ", site.lower()).split()[0][:8]
     first = first if first[0].isalpha() else f"n{first}"
     return first if first[-1].isalpha() else f"{first}n"
@@ -195,7 +195,7 @@ def _features(site: Site) -> tuple[str, ...]:
 
 
 def _licenses(site: Site) -> dict[str, str]:
-    """The setting for the site's licences; those of a licence server (``NAME@SERVER``) are the database's."""
+    """The setting for the site's licences; the database has a licence server's (``NAME@SERVER``)."""
     own = [f"{name}:{count}" for name, count in site.licenses.items() if re.fullmatch(r"[\w.-]+", name)]
     return {"Licenses": ",".join(own)} if own else {}
 

@@ -9,14 +9,14 @@ import msgspec
 from hpcjobs.site.models import NodeShape, Partition
 
 PROCTRACK = ("linuxproc", "cgroup")
-"""Slurm's ProctrackType. ``cgroup``, as on most clusters, signals only what slurmstepd itself started."""
+"""Slurm's ProctrackType. ``cgroup``, as on most clusters, signals only processes that slurmstepd started."""
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """The options of ``sandbox up``; ``None`` means "not given"."""
 
     like: str | None = None
-    """Name of the site to be shaped like, or the path of its file; or that of a cluster's slurm.conf (``*.conf``)."""
+    """The site to copy: its name, the path of its file, or the path of a cluster's slurm.conf (``*.conf``)."""
     nodes: int | None = None
     cpus_per_node: int | None = None
     gpus_per_node: int | None = None
@@ -25,9 +25,9 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, str] = {}
     """Settings of slurm.conf as another site has them, by name; an empty text leaves one out. From Python only."""
     partition_settings: dict[str, str] = {}
-    """Partition -> what its line of slurm.conf says too (``Hidden=YES``). From Python only."""
+    """Partition -> additional settings of its line in slurm.conf (``Hidden=YES``). From Python only."""
     files: dict[str, str] = {}
-    """Further files beside slurm.conf (``job_submit.lua``), name -> text. From Python only."""
+    """Further files in the folder of slurm.conf (``job_submit.lua``), name -> text. From Python only."""
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,13 +52,13 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     members: dict[str, tuple[str, ...]]
     """Partition -> names of its hosts."""
     qos: dict[str, str]
-    """QOS -> longest time (``""``: no limit of its own)."""
+    """QOS -> longest time (``""``: the QOS sets no limit)."""
     accounts: tuple[str, ...]
     """The first one is the users' default."""
     features: tuple[str, ...]
     mpi: str
     modules: tuple[str, ...] = ()
-    """The site's modules that its hosts have, as modulefiles that change nothing."""
+    """The site's modules on its hosts: modulefiles without any effect."""
     proctrack: str
     settings: dict[str, str] = {}
     partition_settings: dict[str, str] = {}
@@ -85,11 +85,11 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """``up``: everything runs. ``damaged``: ``problems`` says what died or was left behind. ``down``."""
+    """``up``: everything runs. ``damaged``: ``problems`` lists dead daemons and remains. ``down``: no remains."""
 
     state: Literal["up", "damaged", "down"]
     root: str
     sandbox: Sandbox | None = None
     problems: tuple[str, ...] = ()
     nodes: dict[str, str] = {}
-    """Host -> state as sinfo names it (``idle``, ``mixed``, ``down*``)."""
+    """Host -> state in sinfo's spelling (``idle``, ``mixed``, ``down*``)."""

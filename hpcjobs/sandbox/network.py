@@ -1,7 +1,7 @@
 """Makes hosts from namespaces: one bridge, and a network and a host name for each host.
 
-A namespace is held by a bind mount of its file under the sandbox's folder, as ``ip netns`` does
-under /run: it lives without a process in it, and its inode says which processes belong to it.
+A bind mount of its file under the sandbox's folder keeps a namespace, as ``ip netns`` does under /run: the namespace
+stays without a process in it, and the inode of the file identifies its processes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HEAD = "login"
 
 
 def bridge_owner() -> str | None:
-    """Root folder of the sandbox whose bridge is up; ``""``: it was made, and not yet labelled, at a crash."""
+    """Root folder of the sandbox that has the bridge; ``""``: a crash left it without a label; None: no bridge."""
     try:
         done = run([program("ip"), "-json", "link", "show", "dev", BRIDGE])
     except CommandMissingError:  # a machine that never had a sandbox

@@ -35,7 +35,7 @@ def up(shape: Shape, *, root: Path | None = None, install: bool = False, say: Sa
     """Build the cluster, or find it up already; ``say`` gets a line for each step.
 
     Daemons that died are started again. Remains of a crash are removed first. A start that fails
-    removes its own files and processes.
+    removes its files and processes.
 
     Raises:
         RequestError: a sandbox of another shape is up, the shape does not fit the site, the machine
@@ -193,7 +193,7 @@ def environment(*, root: Path | None = None) -> dict[str, str]:
 def down(*, root: Path | None = None, say: Say = _silent) -> None:
     """Remove the sandbox with its jobs and records: no process, namespace, bridge, mount or line stays.
 
-    Harmless when there is none, and after a crash.
+    Works after a crash too, and without a sandbox.
 
     Raises:
         RequestError: not root, or called from inside the sandbox.

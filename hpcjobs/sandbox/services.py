@@ -35,9 +35,9 @@ _DATABASE = (
     # slurmdbd does not start with it on; "loose": a MariaDB that does not know it goes on.
     "--loose-innodb-snapshot-isolation=OFF",
 )
-# In a mount namespace of its own: $1 holds the folders that the host has for itself, $2 its modulefiles, $3 where
-# `module` looks for them (empty: nowhere), the others, up to "--", are folders of this machine that it sees there all
-# the same. ``exec`` keeps the pid.
+# Runs in a new mount namespace. $1: the host's private folders; $2: its modulefiles; $3: the folder where `module`
+# looks for them (empty: nowhere); the others, up to "--": folders of this machine that stay visible below the private
+# ones. ``exec`` keeps the pid.
 _NODE_SCRIPT = """\
 set -e; home=$1; modulefiles=$2; searched=$3; shift 3
 [ -z "$searched" ] || mount -o bind,ro "$modulefiles" "$searched"
@@ -128,7 +128,7 @@ def start_node(folder: Folder, host: Host) -> Daemon:
 
 
 def _needed_from_private_folders() -> list[str]:
-    """Python and hpcjobs, if they lie in a folder that every host has for itself: jobs run by them."""
+    """Folders of Python and hpcjobs that a host's private /tmp or /var/tmp would hide: jobs need them."""
     here = {Path(path).resolve() for path in (sys.prefix, sys.base_prefix, Path(hpcjobs.__file__).parents[1])}
     private = [Path("/tmp"), Path("/var/tmp")]
     return sorted(str(path) for path in here if any(parent in private for parent in path.parents))

@@ -114,7 +114,7 @@ def _change(settings: str, changes: Mapping[str, str]) -> str:
 
 
 def cgroup_conf(layout: Layout, folder: Folder, *, version: tuple[int, int]) -> str | None:
-    """cgroup.conf; ``None`` where the shape brings its own, or Slurm of this version shall have none."""
+    """cgroup.conf; ``None`` if the shape has the file, or this version of Slurm needs no setting."""
     if "cgroup.conf" in layout.files:
         return None
     if layout.proctrack == "cgroup":

@@ -1,7 +1,7 @@
 """Removes a sandbox, complete or partly removed before.
 
-Processes are found by pid and start time as recorded, and by the namespaces they are in, with all
-their descendants: a job's processes, slurmstepd, and daemons whose record was not written.
+Processes are found by recorded pid and start time, and by their namespaces, with all descendants: a job's processes,
+slurmstepd, and daemons without a record.
 """
 
 from __future__ import annotations

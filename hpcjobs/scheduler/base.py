@@ -17,14 +17,14 @@ from hpcjobs.site.checks import Frozen, Moment
 class JobRecord(msgspec.Struct, frozen=True):
     """One job (or one task of an array) as a scheduler or the job itself recorded it; None is "not known".
 
-    Times are seconds since 1970. Run folders keep records: one with fields of a newer hpcjobs is read all the same.
+    Times are seconds since 1970. Run folders keep records; a record with fields of a newer hpcjobs can be read.
     """
 
     job_id: str
     """``123``, ``123_4`` (array task), ``123_[5-9]`` (array tasks still pending), ``L7`` (local)."""
     state: State
     source: str
-    """Where it was read: ``squeue``, ``sacct``, ``scontrol``, ``job`` (its own state file), ``local``,
+    """Its origin: ``squeue``, ``sacct``, ``scontrol``, ``job`` (the job's state file), ``local``,
     or ``sandbox`` (which was taken down)."""
     name: str | None = None
     reason: str | None = None

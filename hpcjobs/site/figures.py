@@ -1,4 +1,4 @@
-"""Figures of merit: patterns of printed values that tell the speed or quality of a run; presets of known programs."""
+"""Figures of merit: patterns of printed values for the speed or quality of a run; presets of known programs."""
 
 import re
 from collections.abc import Iterable, Mapping

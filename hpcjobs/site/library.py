@@ -53,9 +53,9 @@ def default_site() -> str:
 
 
 def site_or_cluster(name: str | None) -> Site:
-    """The site ``name`` [the default site]; on a machine of an unknown site its cluster, of which the name is known.
+    """The site ``name`` [the default site]; on a machine of an unknown site, a site with only the cluster's name.
 
-    For verbs that read what the scheduler knows: such a site has neither partitions nor prices, and submits nothing.
+    For verbs that only read from the scheduler: such a site has no partitions or prices, and cannot submit.
 
     Raises:
         ConfigError: no such site.

@@ -499,7 +499,7 @@ class Site(Frozen, frozen=True):
 
     @property
     def kind(self) -> SchedulerKind:
-        """What its scheduler can do."""
+        """The capabilities of its scheduler."""
         return find_kind(self.scheduler)
 
     @property

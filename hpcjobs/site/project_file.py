@@ -25,7 +25,7 @@ def is_ours(path: Path) -> bool:
     """Whether a project file belongs to the user or the system, or is trusted."""
     if path.stat().st_uid in (0, os.getuid()):
         return True
-    with suppress(ConfigError):  # what another user made there stops no command
+    with suppress(ConfigError):  # another user's invalid file stops no command
         return is_trusted(path, read_file(path).text)
     return False
 

@@ -78,9 +78,9 @@ def _site_files() -> Iterator[tuple[Path, Layer]]:
 
 
 def _folders() -> dict[Path, Layer]:
-    """The folders, links followed, each once, where it is met first; of several layers the one furthest below counts.
+    """The folders with links resolved, each once at its first place, with the last of its layers.
 
-    So a checkout of hpcjobs is no project, and a user in the centre's folder does not take it from the centre.
+    So a checkout of hpcjobs does not count as a project, and the centre's folder stays the centre's for a user in it.
     """
     return {Path(os.path.realpath(folder)): layer for folder, layer in _layers()}
 

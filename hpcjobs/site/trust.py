@@ -103,7 +103,7 @@ class _Trust(msgspec.Struct, frozen=True):
 
     path: str
     sha256: str | None
-    """Of the trusted content; None: no longer trusted."""
+    """Digest of the trusted content; None: no longer trusted."""
     time: float
     """Seconds since 1970; later than all lines before, whatever the clocks of the hosts."""
 
@@ -140,7 +140,7 @@ def read_trusted() -> dict[str, str]:
 
 
 def _read_lines() -> list[_Trust]:
-    """The lines of all hosts, in the order of time. A damaged line may have ended a trust: then nothing is trusted."""
+    """The lines of all hosts, by time. Raises ConfigError for a damaged line: it may have ended the trust in a file."""
     try:
         lines = [msgspec.json.decode(line.text, type=_Trust) for line in _store().read(_refuse)]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

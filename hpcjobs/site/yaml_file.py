@@ -56,10 +56,10 @@ _MOST_FILES = 16
 
 
 def read_tree(path: Path, text: str) -> Any:
-    """Return the content of the file ``path``, whose text is ``text``.
+    """Return the content of the file ``path`` with the text ``text``.
 
     Raises:
-        ConfigError: it is no YAML.
+        ConfigError: it is not YAML.
     """
     cache = cache_dir() / f"yaml-{sys.implementation.cache_tag}"
     trees: dict[str, tuple[str, Any]] = {}

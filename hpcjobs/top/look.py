@@ -171,7 +171,7 @@ class Looker:
         )
 
     def _fresh(self, nodes: Sequence[NodeSample]) -> list[NodeSample]:
-        """Keep samples of samplers that still write; older ones are no evidence about now."""
+        """The samples of samplers that still write; older ones do not show the current load."""
         return [node for node in nodes if self._clock() - node.taken < FRESH_S]
 
     def _read(self, folder: Path) -> tuple[Progress | None, tuple[NodeSample, ...]]:

@@ -1,14 +1,7 @@
-"""The screen of ``hpcjobs top``, drawn with textual: it shows what `rows` and `text` give, and calls `actions`.
+"""The screen of ``hpcjobs top``, drawn with textual: it shows the results of `rows` and `text`, and calls `actions`.
 
-Hands calls of a thread to the screen.
-
-Text on the screen, whoever wrote it.
-
-Dialogs that cover the table: lines to read, and a yes-or-no question.
-
-Decides when the screen asks the scheduler and reads files again. One thread at a time does either.
-
-The table of jobs. Only the lines that are visible are made into text, so a thousand rows cost what fifty do.
+One thread at a time asks the scheduler or reads files, and hands its result to the screen. Only the visible lines of
+the table are made into text, so a thousand rows cost as much as fifty.
 """
 
 from __future__ import annotations
@@ -371,7 +364,7 @@ class TopScreen(App[Exception]):
         return self._table.chosen
 
     def draw(self, *, width: int | None = None) -> None:
-        """Show the snapshot through the view; does nothing while there is no table."""
+        """Show the snapshot through the view, once the table exists."""
         if not self.query("#table"):
             return
         snapshot = self.updates.snapshot

@@ -1,7 +1,7 @@
 """Copies of a run's metrics for other programs' pages: TensorBoard, Weights & Biases, MLflow; a module for each.
 
-A tracker gets points, each with a step, a time and numbers by name: those of metrics.jsonl, which stays complete
-whatever becomes of a tracker.
+A tracker gets points from metrics.jsonl, each with a step, a time and numbers by name. metrics.jsonl stays complete
+if a tracker fails.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""MLflow: the server that MLFLOW_TRACKING_URI names, else, or where that does not answer, RUN_FOLDER/mlruns."""
+"""MLflow: the server of MLFLOW_TRACKING_URI, or RUN_FOLDER/mlruns if none is set or it does not answer."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class TensorBoardTracker:
         folder = run.folder / "tensorboard"
         self.place = str(folder)
         self._writer = EventFileWriter(str(folder))
-        if run.first_step:  # TensorBoard then drops what an earlier start wrote of these steps
+        if run.first_step:  # TensorBoard then drops an earlier start's values of these steps
             start = SessionLog(status=SessionLog.START)
             self._writer.add_event(Event(step=run.first_step + 1, session_log=start))
         elif run.config:

@@ -1,6 +1,6 @@
 """Weights & Biases: RUN_FOLDER/wandb. Offline, unless there is a key for a server that answers; WANDB_MODE decides.
 
-`wandb sync RUN_FOLDER/wandb/offline-run-*` sends what was written offline, from where there is a network.
+`wandb sync RUN_FOLDER/wandb/offline-run-*` sends an offline run from a machine with a network.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class WandbTracker:
 
 
 def choose_mode() -> str:
-    """Where WANDB_MODE does not say."""
+    """The mode if WANDB_MODE is not set."""
     server = os.environ.get("WANDB_BASE_URL", SERVER)
     return "online" if has_key(server) and is_reachable(server) else "offline"
 
@@ -57,5 +57,5 @@ def has_key(server: str) -> bool:
         return True
     try:
         return netrc.netrc().authenticators(urlsplit(server).hostname or "") is not None
-    except (OSError, netrc.NetrcParseError):  # there is none
+    except (OSError, netrc.NetrcParseError):  # the file is missing or invalid
         return False

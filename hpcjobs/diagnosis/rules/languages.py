@@ -1,4 +1,4 @@
-"""Rules about what the runtimes of languages print when an error ends a program; Python's own are in `python`."""
+"""Rules about the messages of language runtimes when an error ends a program; Python's are in `python`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LAST_WORDS = re.compile(
         )
     )
 )
-"""What a runtime prints when an error ends its program."""
+"""Messages of runtimes when an error ends the program."""
 
 LANGUAGES: tuple[Rule, ...] = (
     rule(

@@ -1,1 +1,1 @@
-"""Reads figures of merit from a job's log while it grows: beside the program, with a Python 3.6 and nothing else."""
+"""Reads figures of merit from a job's log while the program runs; needs only Python 3.6's standard library."""

@@ -1,8 +1,8 @@
-"""Follows the log of a job: matching lines become rows of metrics.jsonl, at the end the figures stand in summary.json.
+"""Follows the log of a job: matching lines become rows of metrics.jsonl, the figures go to summary.json at the end.
 
-The log is the file behind standard output. The job's script ends the reader by the file `END`, which has the program's
-exit code, and a SIGHUP that wakes it; other signals are for the program. What it costs is bounded: `CHUNK` bytes of the
-log each second, of a log that grows faster the newest, and rows that become rarer the more there are.
+The log is the file behind standard output. To end the reader, the job's script writes the program's exit code to the
+file `END` and sends SIGHUP; other signals are for the program. The cost is bounded: the reader reads at most `CHUNK`
+bytes each second, the newest ones if the log grows faster, and writes fewer rows the more there are.
 """
 
 import io
@@ -24,12 +24,12 @@ END = ".exit_code"
 CHUNK = 4 << 20
 INTERVAL_S = 1.0
 READ_CPU_S = 0.5
-"""CPU time for what is read at once."""
+"""CPU time for the lines of one read."""
 _NEWEST = 20
 ROWS_PER_READ = 20
-"""Rows of a figure from what is read at once; further values count for the results."""
+"""Rows of a figure from one read, the newest ones; all values count for the results."""
 ROWS = 10000
-"""After so many rows of a figure there is at most one a second, and half as many after each further so many."""
+"""After this number, a figure gets at most one row a second, and half as many after each further `ROWS`."""
 _OWN = "/proc/self/fd/1"
 _LABELS_FROM = 2
 
@@ -172,7 +172,7 @@ class _Rows:
         del rows[:-ROWS_PER_READ]
 
     def write(self) -> None:
-        """What a full disk does not take is lost."""
+        """Write the pending rows; rows that cannot be written are lost."""
         now, lines = time.time(), []  # type: float, List[Dict[str, Any]]
         for name, rows in self._pending.items():
             written = self._written.get(name, 0)
@@ -204,7 +204,7 @@ def _is_own(path: str) -> bool:
 
 
 class _Summary:
-    """summary.json: that of the program with ``figures`` added, or one of the figures alone."""
+    """Writes summary.json: adds ``figures`` to the program's file, or makes a file of the figures alone."""
 
     def __init__(self, run_dir: str, *, name: str, world_size: int) -> None:
         self._path = os.path.join(run_dir, SUMMARY)

@@ -161,7 +161,7 @@ class GpuReader:
         }
 
     def _each(self, kind: Any, function: str, take: Callable[[Any], float], *arguments: int) -> List[float]:
-        """Ask each device; a value that it lacks is left out (a part of a GPU has no utilisation of its own)."""
+        """Ask each device for a value; devices without it are left out (a part of a GPU has no utilisation)."""
         answers = []
         for handle in self._handles:
             value = kind()
@@ -265,7 +265,7 @@ class JobProcesses:
         return Usage(held, memory_source, cpu_s, read, written, frozenset(ranks), cores, requested or None)
 
     def _is_counted(self, pid: int, spent: Dict[int, _Spent]) -> bool:
-        """Whether ``spent`` contains the time of a known process: in its own entry or a parent's entry."""
+        """Whether ``spent`` contains the time of a known process, in the entry of the process or of a parent."""
         for _ in range(len(self._spent)):
             last = self._spent.get(pid)
             if last is None:

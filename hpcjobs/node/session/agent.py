@@ -136,7 +136,7 @@ def _problem(package: str) -> str | None:
     try:
         installed = version(package)
     except PackageNotFoundError:
-        return None  # present, installed in any way: the server reports its own problems
+        return None  # importable without metadata: the server reports problems
     major = installed.partition(".")[0]
     least = LEAST.get(package)
     if least is None or not major.isdigit() or int(major) >= least:
@@ -147,9 +147,9 @@ def _problem(package: str) -> str | None:
 def jupyter(request: ServerRequest) -> Server:
     """JupyterLab or Notebook: the user's own configuration is read, and the session's settings override it.
 
-    Jupyter reads ``JUPYTER_CONFIG_PATH`` before the user's folders, file by file, so ours has the name of each file in
-    which a user may set the same thing. Kernels talk over sockets in a private folder: what they print over loopback,
-    any user of the node could read.
+    Jupyter reads ``JUPYTER_CONFIG_PATH`` before the user's folders, file by file. So the session has a file for each
+    name of a user's file with the same settings. Kernels use sockets in a private folder: any user of the node could
+    read their output over loopback.
     """
     settings = request.settings
     home = request.run_dir / FOLDER
@@ -459,7 +459,7 @@ def _ends(settings: Settings, started: float) -> float | None:
 def _environment(settings: Settings) -> dict[str, str]:
     """The environment of notebooks, without the layout of the job's tasks.
 
-    An srun in a cell would take it for its own, and libraries for the layout of a training run.
+    An srun in a cell would use this layout, and libraries would take the notebook for a training run.
     """
     prefixes, names, exceptions = (settings.hidden[key] for key in ("prefixes", "names", "exceptions"))
     return {

@@ -2,8 +2,8 @@
 
 On the login node ``relay`` listens at a socket that only its owner can open, and starts ``carry`` on the session's node
 through srun. Both speak frames: a header (stream, kind, length), the bytes, and a newline, since Slurm hands on whole
-lines. Each stream may have `WINDOW` bytes under way, which the other side credits as they are written: one that nobody
-reads holds up no other.
+lines. Each stream may have `WINDOW` bytes in flight, which the other side credits once they are written: a stream
+without a reader does not block the others.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Mux:
         await self._carry(number, reader, writer)
 
     async def _carry(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Copy both directions, each to its own end: a client may still wait for the answer after its last byte."""
+        """Copy each direction until it ends: a client may still wait for the answer after its last byte."""
         outward = asyncio.ensure_future(self._outward(number, reader))
         try:
             await self._inward(number, writer)

@@ -225,11 +225,10 @@ def _refusal(verb: str, job_ids: Iterable[str]) -> RequestError:
 
 
 def _start_supervisor(job: LocalJob, alive: int) -> None:
-    """Returns when it has put itself into the background.
+    """Start the job's supervisor; returns when the supervisor has put itself into the background.
 
-    It is started without the user's site-packages and PYTHON variables, which it passes on to the job,
-    and with an empty mark: what an enclosing job's processes carry must not make it one of them. Nor are the
-    GPUs of an enclosing job its own.
+    It ignores the user's site-packages and PYTHON variables, and passes the variables on to the job. Its mark is empty,
+    and the GPU variables of an enclosing job are removed: it does not belong to that job.
     """
     environment = clean_env() | {MARK: ""}
     if os.environ.get(MARK):

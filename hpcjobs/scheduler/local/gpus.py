@@ -17,7 +17,7 @@ _SIMD_COUNT = re.compile(r"^simd_count ([1-9]\d*)$", re.MULTILINE | re.ASCII)
 
 
 def visible_gpus(environ: Mapping[str, str], *, count: int | None, root: Path = Path("/")) -> tuple[str, ...]:
-    """The names of the GPUs to share out, as CUDA_VISIBLE_DEVICES has them.
+    """The names of the GPUs to share out, in the form of CUDA_VISIBLE_DEVICES.
 
     A user's selection (`CHOICES`) limits and orders them; an enclosing local job's selection is ignored.
 

@@ -1,7 +1,7 @@
 """The queue of this machine: every decision about which job runs, made under one lock by whichever process needs it.
 
-There is no daemon. Supervisors, and commands that list or cancel jobs, each read the folders, mark jobs whose
-supervisor was killed as failed, and wake jobs that can start.
+The queue needs no daemon. Supervisors, and commands that list or cancel jobs, each read the folders, mark jobs of
+killed supervisors as failed, and wake jobs that can start.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class QueueView(NamedTuple):
     entries: tuple[QueuedJob, ...]
     verdicts: dict[str, StartDecision]
     unrecorded: Mapping[str, Ended] = MappingProxyType({})
-    """Ends of jobs whose supervisor was killed, while the disk has no room for their record."""
+    """Ends of jobs with a killed supervisor, while the disk has no room for their record."""
 
 
 class Claim(NamedTuple):
@@ -38,7 +38,7 @@ class Claim(NamedTuple):
     job: LocalJob
     started: Started
     alive: int | None
-    """Of a task: the handle that holds its lock. None: the claimer's own."""
+    """The handle that holds the lock of a task; None for the claimer's job, which is locked already."""
 
 
 def update(root: str, *, me: LocalJob | None = None) -> QueueView:

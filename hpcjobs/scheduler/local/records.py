@@ -41,7 +41,7 @@ class Request(NamedTuple):
     throttle: int | None = None
     """Tasks of the array that may run at once."""
     gpu_names: tuple[str, ...] | None = None
-    """The machine's GPUs as CUDA_VISIBLE_DEVICES names them; None: numbered from 0."""
+    """The machine's GPUs in the form of CUDA_VISIBLE_DEVICES; None: numbered from 0."""
 
 
 class Started(NamedTuple):
@@ -49,7 +49,7 @@ class Started(NamedTuple):
 
     started: float
     gpus: tuple[str, ...] = ()
-    """Names of the devices that are the job's, as CUDA_VISIBLE_DEVICES has them."""
+    """Names of the job's devices in the form of CUDA_VISIBLE_DEVICES."""
     leader: Leader | None = None
 
 
@@ -63,7 +63,7 @@ class Ended(NamedTuple):
     reason: str | None = None
     cpu_s: float | None = None
     max_rss_bytes: int | None = None
-    """Of the largest single process."""
+    """Peak memory of the largest process."""
 
 
 Record = TypeVar("Record", Request, Started, Ended)

@@ -1,7 +1,7 @@
 """``python -m hpcjobs.scheduler.local.supervisor JOBDIR FD``: waits for a local job's turn, then has it run.
 
-FD is the handle that holds the job's lock. The process puts itself into the background: that the command
-returns says that the job is looked after.
+FD is the handle that holds the job's lock. The process puts itself into the background: once the command
+has returned, the job is supervised.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hpcjobs.scheduler.local.policy import Never, Wait
 from hpcjobs.scheduler.local.records import Ended, Request, Started
 
 CHECK_S = 1.0
-"""How often one that waits makes sure that those it waits for were not killed."""
+"""Interval at which a waiting supervisor checks that the jobs it waits for were not killed."""
 
 
 _ROOM_S = 1.0
@@ -78,7 +78,7 @@ class _Array:
 
     def _supervise(self, claim: queue.Claim, events: SupervisorEvents) -> None:
         """Run one task to its end, in a new process."""
-        # The lock of the whole array says that *its* supervisor lives.
+        # The array's lock shows that the supervisor of the array lives: this process must not hold it.
         os.close(self._alive)
         events.close()
         os.setsid()
@@ -121,7 +121,7 @@ def _wait_for_turns(job: LocalJob, request: Request, events: SupervisorEvents, a
 
 
 def _wait(turn: Wait | None, events: SupervisorEvents, array: _Array | None) -> None:
-    """Until something happened, or one that is waited for turns out to have been killed."""
+    """Wait until an event arrives, or a job that is waited for has ended or was killed."""
     watch = turn.watch if turn is not None else ()
     while not events.wait(CHECK_S if watch else None):
         if any(other.read_ended() is not None or not is_alive(other) for other in watch):
@@ -131,7 +131,7 @@ def _wait(turn: Wait | None, events: SupervisorEvents, array: _Array | None) -> 
 
 
 AGAIN = "again"
-"""A file beside the job's record: its script makes it where it is to be started again (``--retries``)."""
+"""A file in the job's folder: the script creates it to be started again (``--retries``)."""
 _KILL_AGAIN_S = 5.0
 """A process that survives SIGKILL is in the kernel, waiting for a device or a server."""
 

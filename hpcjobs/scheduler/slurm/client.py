@@ -60,10 +60,10 @@ class SlurmScheduler:
     def submit(self, plan: Plan) -> Submitted:
         """Run the plan's sbatch from the job's working folder.
 
-        An sbatch whose answer was lost (a timeout, a wrapper that swallows the id) may have submitted all the
-        same: before another try, and before giving up, a job that was given this very script is looked for; a
-        second one is cancelled. A busy controller may take a request up after it has answered later ones, so the
-        queue is read again for some seconds while it has fewer jobs than requests were sent.
+        sbatch may have submitted the job although its answer was lost (a timeout, a wrapper that swallows the id). So
+        before another try, and before giving up, Slurm is searched for a job with this script; a second job is
+        cancelled. A busy controller may accept a request after it has answered later ones, so the queue is read again
+        for some seconds while it has fewer jobs than requests were sent.
 
         Raises:
             SchedulerDownError: no answer. SchedulerError: Slurm refused; its message is quoted.

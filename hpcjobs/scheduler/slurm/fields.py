@@ -29,7 +29,7 @@ def read_shown(record: str) -> dict[str, str]:
     name, *rest = behind.split(" UserId=")
     if not before.startswith("JobId=") or not rest:
         return dict(reversed(_SHOWN_FIELD.findall(record)))
-    if " HetJobId=" in before:  # of such a job the set of its components stands behind the name
+    if " HetJobId=" in before:  # then the name is followed by the set of the job's components
         name = name.rpartition(" HetJobIdSet=")[0] or name
     behind_name = _SHOWN_FIELD.findall(f"UserId={rest[0]}")
     return dict(reversed([*_SHOWN_FIELD.findall(before), ("JobName", name), *behind_name]))

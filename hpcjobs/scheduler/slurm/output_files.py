@@ -31,8 +31,8 @@ _DEFAULT, _DEFAULT_OF_TASK = "slurm-%j.out", "slurm-%A_%a.out"
 def output_file(slurm: Scheduler, job_id: str) -> Path | None:
     """The file of job or array task ``job_id``; None: neither slurmctld nor the accounting knows it.
 
-    slurmctld forgets a job some minutes after its end. Then the options of the recorded sbatch command count, else the
-    ``#SBATCH`` lines of the script that it names, as the script is now, else sbatch's default.
+    slurmctld forgets a job some minutes after its end. Then the file comes from the options of the recorded sbatch
+    command, or from the ``#SBATCH`` lines in the current text of its script, or is sbatch's default.
     """
     try:
         shown = read_shown(slurm.query(show_job(job_id)).splitlines()[0])
@@ -69,7 +69,7 @@ def find_script(slurm: Scheduler, job_id: str) -> tuple[Path, Path] | None:
 def files_of_steps(script: Path, *, job_id: str, name: str | None, folder: Path) -> Iterator[tuple[Path, int | None]]:
     """The files that a batch script's ``srun -o`` and ``-e`` have written, each with the rank that ``%t`` stands for.
 
-    Only names that the script has as they are, or with ``$SLURM_JOB_ID``: the rest is known to bash alone.
+    Names with shell variables other than ``$SLURM_JOB_ID`` are left out: only bash knows the values.
     """
     try:
         text = script.read_text(encoding="utf-8", errors="replace").replace("\\\n", " ")

@@ -44,7 +44,7 @@ def parse_squeue(out: str) -> list[JobRecord]:
 
 
 def _where_they_are(records: Iterable[JobRecord]) -> list[JobRecord]:
-    """Of each job of a federation the record of one cluster, and none of a cluster that only knows that it left."""
+    """One record for each job of a federation; clusters that have revoked the job do not count."""
     by_id: dict[str, JobRecord] = {}
     for record in records:
         if record.state is not State.REVOKED:
@@ -105,7 +105,7 @@ def _accounted_job(row: TableRow) -> JobRecord:
 
 
 def _submitted_script(line: str) -> str | None:
-    """The script of an sbatch command as it was typed, without quotes; None where options may be a part of it."""
+    """The script of an sbatch command line, without quotes; None if options may be a part of it."""
     match = _SUBMITTED_SCRIPT.fullmatch(line)
     return None if match is None else match[1]
 
@@ -113,7 +113,7 @@ def _submitted_script(line: str) -> str | None:
 def accounted_reason(row: TableRow) -> str | None:
     """Why the job waits, or never started.
 
-    sacct keeps the last reason for which a job waited, which does not explain the end of a job that ran.
+    sacct keeps a job's last reason for waiting, which does not explain the end of a job that ran.
     """
     has_run = row.state().ended and row.time("Start") is not None
     return None if has_run else row.text("Reason")
