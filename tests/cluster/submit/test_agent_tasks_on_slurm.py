@@ -26,14 +26,25 @@ def agent(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
     monkeypatch.setenv("HPCJOBS_BUDGET", f"jobs={JOBS},node_hours={NODE_HOURS}")
     yield cluster
     monkeypatch.delenv("HPCJOBS_READ_ONLY", raising=False)
-    ids = run(cluster, "ps", "-a")
-    names = sorted({row["record"]["job_id"].partition("_")[0] for row in ids if row["run_dir"] is not None})
+    names = sorted({row["record"]["job_id"].partition("_")[0] for row in own_rows(cluster)})
     cluster.submitted.extend(names)
-    columns = "JobID,TimelimitRaw,ReqNodes"
-    rows = cluster.slurm("sacct", "-DnXP", "-o", columns, "-j", ",".join(names)).split()
-    starts = [(int(minutes), int(nodes)) for _, minutes, nodes in (row.split("|") for row in rows)]
+
+    def accounted() -> list[list[str]]:
+        """Every start with its limit and nodes; empty while slurmdbd has only a part of a start."""
+        out = cluster.slurm("sacct", "-DnXP", "-o", "TimelimitRaw,ReqNodes", "-j", ",".join(names))
+        rows = [row.split("|") for row in out.split()]
+        return rows if all(minutes for minutes, _ in rows) else []
+
+    eventually(accounted, what="the accounting of all starts")
+    rows = accounted()
+    starts = [(int(minutes), int(nodes)) for minutes, nodes in rows]
     assert 0 < len(starts) <= JOBS, rows
     assert sum(minutes * nodes for minutes, nodes in starts) / 60 <= NODE_HOURS, rows
+
+
+def own_rows(cluster: Cluster) -> list[Any]:
+    """The rows of ``ps`` with a run folder: jobs of other tests have none here."""
+    return [row for row in run(cluster, "ps", "-a") if row["run_dir"] is not None]
 
 
 def run(cluster: Cluster, *arguments: str, code: int = 0) -> Any:
@@ -91,7 +102,7 @@ def test_a_job_without_the_environment_of_its_submitter_has_its_budget(agent: Cl
     )
     job = run(agent, "submit", "nested.sh")["job_id"]
     run(agent, "wait", job)
-    accepted = [row["record"]["job_id"] for row in run(agent, "ps", "-a") if row["name"] == "hostname"]
+    accepted = [row["record"]["job_id"] for row in own_rows(agent) if row["name"] == "hostname"]
     assert len(accepted) == JOBS - 1, run(agent, "logs", job)
     run(agent, "wait", *accepted)
 

@@ -149,7 +149,7 @@ def test_no_submission_is_lost_or_doubled_while_slurmctld_is_stopped_killed_and_
         expected = {"UNKNOWN"} if number in lost else {"COMPLETED"}
         if number in unstarted:  # slurmctld may hear of the end after the limit of five minutes
             expected = {"FAILED", "TIMEOUT"}
-        assert states[str(job.run_dir)] in expected or job.id in held, number
+        assert states[str(job.run_dir)] in expected or job.id in held, (number, expected, job.log[-800:])
     for number in runs.keys() - accepted.keys():  # it was said that this is not known, and now it is
         assert "may" in answers[number].err, answers[number]
     assert len(states) >= sum(runs.values())
