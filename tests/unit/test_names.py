@@ -120,3 +120,14 @@ def test_which_class_names_are_repeated() -> None:
 
 def test_a_module_is_not_named_by_an_old_word() -> None:
     assert list(refused_names("", "package/told.py")) == ["told"]
+
+
+def test_no_two_modules_of_unit_tests_have_one_name() -> None:
+    """pytest refuses the second one when both run together, as in CI, and not when each runs alone."""
+    modules: dict[str, list[str]] = {}
+    folders = ("unit", "simulation", "figures", "packaging")
+    for path in (path for folder in folders for path in sorted((REPOSITORY / "tests" / folder).rglob("test_*.py"))):
+        # The trainers are a run of their own, and a package's modules have its name.
+        if not (path.parent / "__init__.py").exists() and "trainers" not in path.parts:
+            modules.setdefault(path.name, []).append(str(path.relative_to(REPOSITORY)))
+    assert [places for places in modules.values() if len(places) > 1] == []
