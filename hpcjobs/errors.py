@@ -8,9 +8,9 @@
         ├── SchedulerDownError   8   the scheduler could not be reached, after retries
         └── CommandMissingError  9   a program hpcjobs needs is not installed
 
-Exit code 2 is a usage error (unknown option), 70 an error that hpcjobs did not foresee, 130 an
-interrupted command. ``hpcjobs wait`` and
-``hpcjobs submit --wait`` end with the job's own exit code instead.
+Exit code 1 is the answer no of a verb that checks, 2 a usage error (unknown option), 70 an error that hpcjobs did
+not foresee, 130 an interrupted command. ``hpcjobs wait`` and ``hpcjobs submit --wait`` end with the job's own exit code
+instead.
 """
 
 from __future__ import annotations
@@ -94,6 +94,8 @@ def list_exit_codes() -> dict[int, str]:
     kinds = [kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, HpcJobsError)]
     return {
         0: "success",
+        1: "the answer is no (`doctor`, `drill`, `sites check`, `sandbox status`, `report scaling --check`), or a run "
+        "of a sweep or study failed",
         2: "usage error: an unknown option, or an option without its value",
         **{kind.exit_code: (kind.__doc__ or "").partition("\n")[0] for kind in kinds},
         UNFORESEEN: "an error that hpcjobs did not foresee; `hpcjobs --debug VERB ...` shows it",

@@ -20,7 +20,8 @@ def doctor(
 ) -> None:
     """Examine this installation: versions, site files, Slurm, containers, folders, clock; exit code 0 or 1.
 
-    The text is for a bug report: it has no value of a variable and no name of a user.
+    The text is for a bug report: your name is USER in it, your home folder ~. It has paths of folders and names of
+    sites, also those that variables name, so read it before you send it.
     """
     from hpcjobs.discovery.installation import examine, without_names
 
@@ -84,8 +85,10 @@ description: Submit, follow and explain jobs of Slurm clusters and of this machi
 
 ## JSON
 
-Standard output of `--json` is one document; notes are on standard error. A failing command prints
-`{{"error": {{"exit_code": 5, "message": "...", "hint": "...", "maybe_taken": false}}}}` instead.
+Standard output of `--json` is one document; notes are on standard error. A command that fails before it has its
+output prints `{{"error": {{"exit_code": 5, "message": "...", "hint": "...", "maybe_taken": false}}}}` instead. A verb
+that checks (`where`, `sites check`, `container check`, `submit --test-only`) prints its output, and an exit code other
+than 0 is the answer no. So look for the key `error`.
 `hpcjobs skill --schema 'ps'` prints the JSON Schema of an output, `--schema error` that of an error.
 `--json` is an option of:
 
@@ -98,7 +101,8 @@ Standard output of `--json` is one document; notes are on standard error. A fail
 ## Exit codes
 
 `wait` and `submit --wait` end with the exit code of the job; it may be any number.
-Standard output then has the job's record and no `error`.
+Standard output of `wait --json` then has the job's record, that of `submit --wait --json` the submitted job with its
+`job_id`; neither is an `error`.
 
 | code | meaning |
 |---|---|

@@ -130,7 +130,8 @@ def update(
 
     entry = select_one(job, site=site, foreign=True)
     arguments = update(entry, settings)
+    changed = entry.job_id if entry.task is None else f"{entry.job_id}_{entry.task}"
     if as_json:
-        print_output("update", {"job_id": entry.job_id, "changed": arguments})
+        print_output("update", {"job_id": changed, "changed": arguments})
     else:
-        print(f"job {entry.job_id}: {' '.join(arguments)}")
+        print(f"job {changed}: {' '.join(arguments)}")

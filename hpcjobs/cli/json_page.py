@@ -17,8 +17,10 @@ known". The id of a job is always `job_id`, its run folder `run_dir`, its site `
 changes its meaning. Standard output has only the JSON: notes and warnings go to standard error, and the exit code is
 that of the command. `wait --timeout` prints the records also if the time is over.
 
-A command that fails prints [Failed](#failed) instead, an object whose only key is `error`: standard output is one JSON
-document in any case. A failed job is no error of `wait`: it prints the records and ends with the job's exit code.
+A command that fails before it has its output prints [Failed](#failed) instead, an object whose only key is `error`:
+standard output is one JSON document in any case. A failed job is no error of `wait`: it prints the records and ends
+with the job's exit code; `submit --wait` prints [JobSubmitted](#jobsubmitted). Nor is the answer no of a verb that
+checks, such as `where` and `sites check`: it prints its output, and its exit code is not 0.
 """
 _SITE = ("Job", "Resources", "Site", "Partition")
 """Values that other pages explain: job requests and site files."""

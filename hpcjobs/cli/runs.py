@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpcjobs.cli.arguments import CommandLineError
 from hpcjobs.cli.completion import complete_jobs, complete_states
 from hpcjobs.cli.options import EPILOG, SbatchCommand, job_flags, with_job_options
 from hpcjobs.cli.output import JobSite, Json, note, print_output, print_table
@@ -100,10 +101,12 @@ def rerun(
 ) -> None:
     """Submit a run again from its manifest, unchanged or with the changes that options make."""
     import hpcjobs
-    from hpcjobs.cli.submit import print_notes, print_plan, report
+    from hpcjobs.cli.submit import LOG_OR_JSON, print_notes, print_plan, report
     from hpcjobs.run.rerun import job_changes, plan_rerun, read_manifest, refusal_of_run
     from hpcjobs.run.select import select_one
 
+    if follow and as_json:
+        raise CommandLineError(LOG_OR_JSON)
     entry = select_one(job, site=site)
     again = plan_rerun(entry, request, made_by=shlex.join(["hpcjobs", *sys.argv[1:]]), trusts=trust)
     for text in again.notes:

@@ -34,6 +34,8 @@ _FinishBy = Annotated[
     str | None, opt("--finish-by", help="With -N auto: the cheapest size that ends by 18:00, a date, or in 8h.")
 ]
 
+LOG_OR_JSON = "--follow and --json exclude each other: the log is no JSON; --wait waits for the end too"
+
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
@@ -99,6 +101,8 @@ def submit(
 
     if print_trainer_help(request.program):
         return
+    if follow and as_json:
+        raise CommandLineError(LOG_OR_JSON)
     layers: Sequence[Layer] | Path | None = spec
     if spec is None:
         request, layers = with_project(request)
@@ -295,23 +299,31 @@ def init(
 ) -> None:
     """Write hpcjobs.yaml, the job that `hpcjobs submit` runs in this folder: PROGRAM with these options.
 
-    The options of a script's #SBATCH lines are written too.
+    The options of a script's #SBATCH lines are written too. The job is checked as `hpcjobs submit` checks it.
     """
+    import hpcjobs
     from hpcjobs.errors import RequestError
     from hpcjobs.files import write_beside
     from hpcjobs.job import project
+    from hpcjobs.job.plan import refuse_options_after_program
     from hpcjobs.site import project_file
 
     if schema:
         sys.stdout.write(project.schema_text())
         return
-    if not request.program:
+    if not request.program and request.wrap is None:
         raise RequestError("init needs the program that jobs run", hint="hpcjobs init train.py, or init job.sh")
     path = Path(project_file.FILE).absolute()
+    if path.exists() and not (force or dry_run):
+        is_misplaced = "--force" in request.program[1:]
+        hint = "write --force before the program" if is_misplaced else "edit it, or replace it with --force"
+        raise RequestError(f"{path} exists", hint=hint)
     text = project.project_text(request, site)
+    layers = project.layers_of_text(text, path)
+    plan = hpcjobs.plan(JobSpec(), site, spec=layers, made_by="hpcjobs submit", allow_untrusted=dry_run)
+    refuse_options_after_program(plan.job)
+    print_notes(plan.job)
     if not dry_run:
-        if path.exists() and not force:
-            raise RequestError(f"{path} exists", hint="edit it, or replace it with --force")
         write_beside(path, text, mode=None)
     print(text, end="", flush=True)
     if not dry_run:

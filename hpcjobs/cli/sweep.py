@@ -94,9 +94,12 @@ def run(
 ) -> None:
     """Submit one cell per combination, except cells that are done, and return."""
     from hpcjobs.cli.submit import print_notes
+    from hpcjobs.job.project import refuse_job_name
     from hpcjobs.sweeps import spec as written
     from hpcjobs.sweeps.sweep import of_definition
 
+    if not request.no_check:
+        refuse_job_name(request.program)
     spec = written.read_spec(file) if file is not None else written.SweepSpec()
     points = written.make_points(spec, sets or [], beside=file.parent if file is not None else None)
     definition = written.define(
@@ -335,11 +338,14 @@ def scale(
     from pathlib import PurePath
 
     from hpcjobs.errors import RequestError
+    from hpcjobs.job.project import refuse_job_name
     from hpcjobs.scaling import study
     from hpcjobs.scaling.study_sweep import submit_study
     from hpcjobs.site.checks import check_name
     from hpcjobs.site.library import default_site
 
+    if not request.no_check:
+        refuse_job_name(program)
     called = name or PurePath(program[0]).stem.replace(".", "-")[:100]
     try:
         check_name(called, "--name" if name else "name of the program")

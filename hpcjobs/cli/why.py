@@ -163,10 +163,10 @@ def _subject(job: str | None, log: Path | None, site: str | None) -> Subject:
 
 
 def _slurm_conf(site: str | None) -> str | None:
-    from hpcjobs.site.library import find_default_site, load_site
+    from hpcjobs.site.library import site_to_look_at
 
-    name = site or find_default_site()
-    return load_site(name).slurm_conf if name is not None else None
+    where = site_to_look_at(site)
+    return None if where is None else where.slurm_conf
 
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:

@@ -26,7 +26,7 @@ from hpcjobs.job.fault_tolerance import avoided_on
 from hpcjobs.job.layers import checked_spec, make_spec, user_settings
 from hpcjobs.job.limits import DoesNotFitError, with_policies
 from hpcjobs.job.models import Job, JobSpec, Layer, Plan
-from hpcjobs.job.program import TRAINER_MODULE, is_importable, misspelt_trainer, options_of_submit
+from hpcjobs.job.program import TRAINER_MODULE, is_importable, misspelt_name, options_of_submit
 from hpcjobs.job.project import split_programs, with_project
 from hpcjobs.job.resolve import resolve
 from hpcjobs.job.script import SUFFIX, render, template_folders
@@ -189,8 +189,8 @@ def notes(job: Job) -> Iterator[str]:
         yield f"warning: {arg} comes after the program, which gets it; options of submit come before the program"
     if (path := _shadowing_template(job.template)) is not None:
         yield f"template {path} is used in place of the one that comes with hpcjobs"
-    if (trainer := misspelt_trainer(job.argv[0])) is not None:
-        yield f"no command {job.argv[0]!r} on this machine; the nodes must have it (the trainer is {trainer!r})"
+    if (meant := misspelt_name(job.argv[0])) is not None:
+        yield f"no command {job.argv[0]!r} on this machine; the nodes must have it ({meant})"
 
 
 def _unused_locally(job: Job) -> list[str]:

@@ -10,12 +10,13 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from hpcjobs.errors import RequestError
 from hpcjobs.processes.modules import module_words
 from hpcjobs.site.models import Site
-from hpcjobs.site.project_file import project_jobs
+from hpcjobs.site.project_file import FILE, project_jobs
 
 _TRAINERS = Path(__file__).resolve().parent.parent / "trainers"
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z", re.ASCII)
@@ -30,14 +31,31 @@ def program_words(program: str | Sequence[str]) -> tuple[str, ...]:
     """The words of ``program``; a text is split like a shell line: ``train.py --lr 1``.
 
     Raises:
-        RequestError: a quotation that is not closed.
+        RequestError: a quotation that is not closed, or a text that only a shell can run.
     """
     if not isinstance(program, str):
         return tuple(program)
     try:
-        return tuple(shlex.split(program))
+        arguments = tuple(shlex.split(program))
     except ValueError as error:
         raise RequestError(f"program {program!r}: {error}", hint="a list of words needs no quoting") from error
+    if operators := _find_operators(program):
+        raise RequestError(
+            f"program {program!r}: no shell reads it, the program would get {operators[0]!r} as an argument",
+            hint=f"bash -c {shlex.quote(program)}",
+        )
+    return arguments
+
+
+def _find_operators(text: str) -> list[str]:
+    """Words without quotes that mean something to a shell alone: ``&&``, ``cd;``."""
+    parts: list[str] = []
+    with suppress(ValueError):  # an escaped quotation mark
+        parts = shlex.split(text, posix=False)  # keeps the quotes
+    return [part for part in parts if part in _OPERATORS or (part.endswith(";") and not part.endswith("\\;"))]
+
+
+_OPERATORS = frozenset(("&&", "||", "|", "&", ">", ">>", "<", "2>", "2>>", "2>&1", "&>", ">&"))
 
 
 def program_argv(program: tuple[str, ...], *, python: str, chdir: Path) -> tuple[str, ...]:
@@ -47,7 +65,7 @@ def program_argv(program: tuple[str, ...], *, python: str, chdir: Path) -> tuple
     bundled trainer's name and a module of hpcjobs run without the modules of the folder that they start in.
 
     Raises:
-        RequestError: no program, or its file is missing.
+        RequestError: no program, or its file is missing or not executable.
     """
     if not program:
         raise RequestError(
@@ -65,10 +83,12 @@ def program_argv(program: tuple[str, ...], *, python: str, chdir: Path) -> tuple
     if "/" in first:
         if not os.path.isfile(chdir / first):
             raise RequestError(f"program {first}: no such file in {chdir}", hint=_similar(first, chdir))
+        if not os.access(chdir / first, os.X_OK):
+            raise RequestError(f"program {first}: the file is not executable", hint=_ways_to_run(first, chdir))
         return (first, *args)
     if os.path.isfile(chdir / first):
         raise RequestError(
-            f"program {first}: found in {chdir}, but the shell would not look there", hint=f"use ./{first}"
+            f"program {first}: found in {chdir}, but the shell would not look there", hint=_ways_to_run(first, chdir)
         )
     if _MODULE.match(first):
         return (python, "-u", *(module_words(first) if first.startswith("hpcjobs.") else ("-m", first)), *args)
@@ -84,14 +104,32 @@ def split_module(argv: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
     return None
 
 
-def misspelt_trainer(program: str) -> str | None:
-    """The trainer that ``program`` may have been meant to name: a command that is not on PATH here.
+def _ways_to_run(first: str, chdir: Path) -> str:
+    """How to run a file that the shell would not start by the word ``first``."""
+    path = first if "/" in first else f"./{first}"
+    if os.access(chdir / first, os.X_OK):
+        return f"use {path}"
+    return f"`bash {first}` for a script of shell; or `chmod +x {path}`, then {path}"
+
+
+def misspelt_name(program: str) -> str | None:
+    """What ``program`` may have been meant to name, a trainer or a job: a command that is not on PATH here.
 
     Callers only warn: the nodes may have a command of that name.
     """
-    if "/" in program or "." in program or program in trainers() or shutil.which(program) is not None:
+    jobs = project_jobs(Path.cwd())
+    if "/" in program or "." in program or program in (*trainers(), *jobs) or shutil.which(program) is not None:
         return None
-    return next(iter(difflib.get_close_matches(program, trainers(), n=1, cutoff=0.6)), None)
+    if near := _near(program, jobs):
+        return f"the job of {FILE} is {near!r}"
+    trainer = next(iter(difflib.get_close_matches(program, trainers(), n=1, cutoff=0.6)), None)
+    return None if trainer is None else f"the trainer is {trainer!r}"
+
+
+def _near(name: str, known: Sequence[str]) -> str | None:
+    """The name of ``known`` that is most like ``name``, or begins with it."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return next(iter([*close, *(other for other in known if other.startswith(name))]), None)
 
 
 def default_name(program: tuple[str, ...]) -> str:
@@ -206,6 +244,10 @@ def _similar(first: str, chdir: Path) -> str | None:
     if not folder:
         known |= {other: other for other in (*trainers(), *project_jobs(chdir))}
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    jobs = [] if folder else project_jobs(chdir)
+    if not close and jobs:
+        near = _near(name, jobs)
+        return f"did you mean {near}?" if near else f"jobs of {FILE}: {', '.join(jobs)}."
     return f"did you mean {os.path.join(folder, known[close[0]])}?" if close else None
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
@@ -18,9 +19,9 @@ from hpcjobs.errors import ConfigError, RequestError
 from hpcjobs.job.batch import batch_layers
 from hpcjobs.job.models import Flag, JobSpec, Layer
 from hpcjobs.job.program import program_words, trainers
-from hpcjobs.site.project_file import FILE, check_site_name, find_project, is_ours
+from hpcjobs.site.project_file import FILE, check_site_name, find_project, is_ours, project_jobs
 from hpcjobs.site.trust import refusal_of_file
-from hpcjobs.site.yaml_file import read_yaml
+from hpcjobs.site.yaml_file import YamlFile, convert_tree, read_tree, read_yaml, words_of_switches
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z", re.ASCII)
 """Names of jobs have no dot and no slash: these begin files and modules."""
@@ -65,11 +66,15 @@ def read_project(path: Path) -> Project:
 
 
 def split_programs(tree: Any) -> Any:
-    """Return ``tree`` of a spec or project file with each ``program`` as a list; text is split like a shell line."""
+    """Return ``tree`` of a spec or project file with each ``program`` as a list; text is split like a shell line.
+
+    YAML reads ``retries: on`` as true.
+    """
     if not isinstance(tree, Mapping):
         return tree
-    split = {key: program_words(value) if key == "program" and isinstance(value, str) else value
-             for key, value in tree.items()}  # fmt: skip
+    split = words_of_switches(tree)
+    if isinstance(program := split.get("program"), str):
+        split["program"] = program_words(program)
     if isinstance(jobs := split.get("jobs"), Mapping):
         split["jobs"] = {name: split_programs(job) for name, job in jobs.items()}
     return split
@@ -95,6 +100,23 @@ def with_project(request: JobSpec) -> Requested:
         return Requested(request)
     if name is None and not project.program and project.wrap is None:
         name = _only_job(project, path)
+    layers = _layers_of(project, name, path)
+    program = next((layer.spec.program for layer in reversed(layers) if layer.spec.program), ())
+    return Requested(replace(request, program=(*program, *arguments) if arguments else ()), layers)
+
+
+def layers_of_text(text: str, path: Path) -> tuple[Layer, ...]:
+    """The layers of the job at the top of a project file ``path`` that has the content ``text``.
+
+    Raises:
+        ConfigError: the text is wrong.
+    """
+    tree = read_tree(path, text)
+    return _layers_of(convert_tree(split_programs(tree), Project, [YamlFile(path, text, tree)]), None, path)
+
+
+def _layers_of(project: Project, name: str | None, path: Path) -> tuple[Layer, ...]:
+    """The keys for all jobs, and those of the job ``name``."""
     source = FILE if path.parent == Path.cwd() else str(path)
     shared = {field: getattr(project, field) for field in JobSpec.__struct_fields__}
     shared["chdir"] = project.chdir or (None if path.parent == Path.cwd() else ".")
@@ -102,8 +124,20 @@ def with_project(request: JobSpec) -> Requested:
     if name is not None:
         job = project.jobs[name]
         layers.append(Layer(f"{source}: {name}", _in_folder(replace(job, name=job.name or name), path.parent)))
-    program = next((layer.spec.program for layer in reversed(layers) if layer.spec.program), ())
-    return Requested(replace(request, program=(*program, *arguments) if arguments else ()), tuple(layers))
+    return tuple(layers)
+
+
+def refuse_job_name(program: Sequence[str]) -> None:
+    """Refuse the name of a job of the project file, for verbs that take a program alone.
+
+    Raises:
+        RequestError: ``program`` is one, and no command of this machine.
+    """
+    if program and program[0] in project_jobs(Path.cwd()) and shutil.which(program[0]) is None:
+        raise RequestError(
+            f"program {program[0]}: it is a job of {FILE}, which only submit and where take by its name",
+            hint="write the job's program and options here; --no-check takes it as a command of the nodes",
+        )
 
 
 def _names_job(path: Path, name: str) -> bool:
@@ -136,10 +170,13 @@ def _in_folder(spec: JobSpec, folder: Path) -> JobSpec:
 def project_text(request: JobSpec, site: str | None = None) -> str:
     """Write a project file for ``request``, with the options of its program's ``#SBATCH`` lines.
 
+    Options that are passed to sbatch unread stay in the script, which is read again at each submission.
+
     Raises:
         RequestError: a line of the script is not an option of sbatch.
     """
-    specs = [layer.spec for layer in batch_layers([Layer("flag", request)])] + [request]
+    of_script = [replace(layer.spec, sbatch=()) for layer in batch_layers([Layer("flag", request)])]
+    specs = [*of_script, request]
     stated = [{key: value for key, value in to_builtins(spec).items() if value} for spec in specs]
     resources = {key: value for keys in stated for key, value in keys.get("resources", {}).items()}
     keys = {"site": site, "program": shlex.join(request.program)} | {k: v for own in stated for k, v in own.items()}

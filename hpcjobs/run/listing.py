@@ -25,14 +25,13 @@ from hpcjobs.scheduler.base import JobQueue, JobRecord, QueueReadOnce, State
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.scheduler.slurm.output_files import output_file
 from hpcjobs.scheduler_kind import find_kind
-from hpcjobs.site.library import find_default_site, load_site
+from hpcjobs.site.library import site_to_look_at
 from hpcjobs.site.models import Site
 
 
 def site_asked(site: str | None) -> Site | None:
     """The site to query for jobs submitted by other means; None without a default site."""
-    name = site or find_default_site()
-    return load_site(name) if name is not None else None
+    return site_to_look_at(site)
 
 
 def scheduler_of(site: Site | None) -> tuple[str, str | None]:

@@ -18,7 +18,7 @@ from hpcjobs.site.models import OF_THE_LOADER, Frozen, Site
 from hpcjobs.site.project_file import find_project, read_site_name
 from hpcjobs.site.search import SHIPPED, Layer, SiteEntry, find_file, layer_of, list_sites
 from hpcjobs.site.trust import list_untrusted, refusal
-from hpcjobs.site.yaml_file import YamlFile, convert_tree, merge_trees, read_chain, read_yaml
+from hpcjobs.site.yaml_file import YamlFile, convert_tree, merge_trees, read_chain, read_yaml, words_of_switches
 
 
 class UserConfig(Frozen, frozen=True):
@@ -60,9 +60,25 @@ def site_or_cluster(name: str | None) -> Site:
     Raises:
         ConfigError: no such site.
     """
-    if (known := name or find_default_site()) is not None:
-        return load_site(known)
-    return Site(name=cluster_name(os.environ.get("SLURM_CONF")) or "-")
+    return site_to_look_at(name) or Site(name=cluster_name(os.environ.get("SLURM_CONF")) or "-")
+
+
+def site_to_look_at(name: str | None) -> Site | None:
+    """The site ``name`` [the default site], for verbs that look at known jobs or end them; None: Slurm's own defaults.
+
+    A default site that cannot be used is a warning: it must not keep the user from running jobs.
+
+    Raises:
+        ConfigError: ``name`` is no site.
+    """
+    if name is not None:
+        return load_site(name)
+    try:
+        default = find_default_site()
+        return None if default is None else load_site(default)
+    except ConfigError as error:
+        warnings.warn(f"no default site: {error.message}", HpcJobsWarning, stacklevel=2)
+        return None if slurm_is_here() else load_site("local")
 
 
 def find_default_site() -> str | None:
@@ -175,7 +191,7 @@ def read_site(path: Path) -> Site:
 
 def _convert(files: tuple[YamlFile, ...]) -> Site:
     path = files[0].path
-    site = convert_tree(merge_trees(files), Site, files)
+    site = convert_tree(words_of_switches(merge_trees(files)), Site, files)
     if site.name not in ("", path.stem):
         raise ConfigError(f"{path}: name {site.name!r}: the name of the file is the site's name; remove this key")
     if site.scheduler == "slurm" and not site.partitions:

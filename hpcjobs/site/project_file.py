@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import warnings
 from contextlib import suppress
 from pathlib import Path
 
-from hpcjobs.errors import ConfigError
+from hpcjobs.errors import ConfigError, HpcJobsWarning
 from hpcjobs.site.trust import is_trusted
 from hpcjobs.site.yaml_file import read_file
 
@@ -18,7 +19,12 @@ def find_project(folder: Path | None = None) -> Path | None:
     here = (folder or Path.cwd()).absolute()
     parents = [here, *here.parents]
     root = next((number for number, parent in enumerate(parents) if os.path.exists(parent / ".git")), 0)
-    return next((path for parent in parents[: root + 1] if os.path.isfile(path := parent / FILE)), None)
+    for parent in parents[: root + 1]:
+        if os.path.isfile(path := parent / FILE):
+            return path
+        if os.path.isfile(other := parent / "hpcjobs.yml"):
+            warnings.warn(f"{other} is not read: a project file is named {FILE}", HpcJobsWarning, stacklevel=2)
+    return None
 
 
 def is_ours(path: Path) -> bool:

@@ -422,7 +422,7 @@ def _refuse(name: str, short: str | None, argument: Argument, reason: str, **fac
 _LATER = "after 22.05"
 _LOG = "the output is in the run folder; `hpcjobs logs` prints it"
 _OF_COMMAND = "an option of the command sbatch itself"
-_ENV = "--env NAME=VALUE, or --env NAME; in a batch script it is passed through"
+_ENV = "--env NAME=VALUE, or --env NAME; as an #SBATCH line of a batch script it is passed through"
 _SKIP, _KEEP = InScript.LEFT_OUT, InScript.PASSED
 _OTHER_OPTIONS = (
     _submit("job-name", "J", _T, "also `--name`", sets="name"),

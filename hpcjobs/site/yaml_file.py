@@ -5,7 +5,7 @@ from __future__ import annotations
 import marshal
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -50,6 +50,16 @@ def is_unquoted_text(message: str) -> bool:
     """Whether a value must be text and lacks the quotes that make it text to YAML."""
     match = _MISMATCH.match(message)
     return match is not None and "str" in match[1].split(" | ") and match[2] in _UNQUOTED
+
+
+def words_of_switches(tree: Any) -> Any:
+    """``tree`` with ``on`` or ``off`` for the true or false that YAML reads from these words, where a key has them."""
+    if not isinstance(tree, Mapping):
+        return tree
+    switches = {True: "on", False: "off"}
+    return {
+        key: switches[value] if key == "retries" and isinstance(value, bool) else value for key, value in tree.items()
+    }
 
 
 _MOST_FILES = 16

@@ -147,7 +147,8 @@ def locate_error(
     elif steps and "Expected `str" in message and _MEMORY.match(str(steps[-1])):
         hint = "memory is text with a unit: '64G'; the megabytes that sinfo prints are '192000M'"
     elif is_unquoted_text(message):
-        hint = f"write the value in quotes: '{_dig(tree, steps)}'"
+        text = _scalar_at(find_source(files, steps).text, steps)
+        hint = f"write the value in quotes: '{_dig(tree, steps) if text is None else text}'"
     elif message.startswith("Invalid enum value") and (arguments := _words_at(kind, steps)):
         hint = nearest(message.split("'")[1] if "'" in message else "", arguments)
     file = find_source(files, steps)
@@ -158,6 +159,11 @@ def locate_error(
 
 def _hint_of_unknown(owner: type[msgspec.Struct], key: str) -> str | None:
     removed: Mapping[str, str] = getattr(owner, "REMOVED", {})
+    field = key.replace("-", "_")
+    for group in owner.__struct_fields__:
+        below = getattr(_struct_at(owner, [group]), "__struct_fields__", ())
+        if field in below and field not in owner.__struct_fields__ and key not in removed:
+            return f"write {field!r} below {group!r}: `{group}: {{{field}: ...}}`"
     return removed.get(key) or nearest(key, set(owner.__struct_fields__) - _OF_THE_LOADER)
 
 
@@ -252,6 +258,14 @@ def line_of(text: str, steps: Sequence[str | int]) -> int:
         else:
             return line
     return line
+
+
+def _scalar_at(text: str, steps: Sequence[str | int]) -> str | None:
+    """Return the value at ``steps`` as the file has it; None: the file has no single value there."""
+    node = yaml.compose(text, Loader=_Loader)
+    for step in steps:
+        node = next((value for key, value, _ in _children(node) if key == step), None)
+    return node.value if isinstance(node, yaml.ScalarNode) else None
 
 
 def list_lines(text: str) -> dict[tuple[str | int, ...], int]:

@@ -152,6 +152,12 @@ def test_settings_that_use_no_more_hours_are_changed_within_a_budget(
     assert "TimeLimit=" in record.read_text()
 
 
+@pytest.mark.usefixtures("record")
+def test_a_change_of_one_task_names_the_task() -> None:
+    assert ok("update", "43_4", "time=20m").out == "job 43_4: TimeLimit=00:20:00\n"
+    assert ok("update", "43_4", "time=20m", "--json").json["job_id"] == "43_4"
+
+
 def test_a_job_gets_the_budget_of_its_submitter_and_no_other(
     cluster: SampleCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,9 +58,7 @@ def test_a_site_that_cannot_be_read_is_wrong_and_named(here: Path) -> None:
     assert "bad.yaml:1" in answer.out
 
 
-def test_the_report_has_no_name_of_a_user_and_no_value_of_a_variable(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_report_has_neither_the_users_name_nor_the_home_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(here))
     monkeypatch.setenv("WANDB_API_KEY", "secret-value")
     monkeypatch.setattr("hpcjobs.discovery.installation.user_name", lambda: "anna7")

@@ -37,6 +37,7 @@ def site(here: Path) -> str:
 
 def plan(site: str, directives: str, *program: str, **options: object) -> Plan:
     Path("run.sbatch").write_text(f"#!/bin/bash\n{directives}\nsrun hostname\n")
+    Path("run.sbatch").chmod(0o755)
     return hpcjobs.plan(["./run.sbatch", *program], site, **options)
 
 

@@ -158,7 +158,7 @@ def test_a_value_with_a_newline_is_refused_by_name(site: str, field: str) -> Non
 
 def test_programs_are_trainers_modules_files_or_commands(site: str, here: Path) -> None:
     (here / "train.py").touch()
-    (here / "tool").touch()
+    (here / "tool").touch(mode=0o755)
 
     def argv(*program: str) -> tuple[str, ...]:
         return hpcjobs.plan(program, site=site).job.argv
@@ -177,13 +177,16 @@ def test_programs_are_trainers_modules_files_or_commands(site: str, here: Path) 
         ((), "no program to run"),
         (("gone.py",), "program gone.py: no such file in "),
         (("./gone",), "program ./gone: no such file in "),
-        (("here-only",), "use ./here-only"),
+        (("here-only",), "`chmod +x ./here-only`"),
+        (("./here-only",), "the file is not executable"),
+        (("ready",), "use ./ready"),
     ],
 )
 def test_a_program_that_cannot_run_is_refused_at_once(
     site: str, here: Path, program: tuple[str, ...], message: str
 ) -> None:
     (here / "here-only").touch()
+    (here / "ready").touch(mode=0o755)
     with pytest.raises(RequestError) as caught:
         hpcjobs.plan(program, site=site)
     assert message in str(caught.value)
@@ -197,7 +200,7 @@ def test_a_job_is_named_after_its_program(site: str, here: Path, program: str, n
     path = here / program
     if "/" in program and not path.exists():
         path.parent.mkdir(exist_ok=True)
-        path.touch()
+        path.touch(mode=0o755)
     assert hpcjobs.plan([program], site=site).job.name == name
 
 
