@@ -51,6 +51,7 @@ _ANSWER_LOST = re.compile(
     r"timed out|zero bytes|receive failure|shutdown failure|reset by peer|unexpected message|did not answer within",
     re.IGNORECASE,
 )
+_USAGE_ERROR = re.compile(r'^Try "?\w+ --help"? for more information', re.MULTILINE)
 _NOT_STORED = re.compile(r"(?:[^ -~]|\?)+")
 
 
@@ -70,6 +71,11 @@ def is_unanswered(message: str) -> bool:
 def is_answer_lost(message: str) -> bool:
     """Whether the daemon may have executed the command, and only its answer was lost."""
     return _ANSWER_LOST.search(message) is not None
+
+
+def is_usage_error(message: str) -> bool:
+    """Whether a command of Slurm did not understand its own options, and so asked nothing of its daemon."""
+    return _USAGE_ERROR.search(message) is not None
 
 
 # --- jobs

@@ -32,23 +32,29 @@ def doctor(
     raise typer.Exit(int(is_wrong))
 
 
-CHANGES = {
+_REFUSED = {
     **dict.fromkeys(("submit", "rerun", "sweep", "scale", "alloc", "jupyter", "fabric", "drill"), "submits jobs"),
     **dict.fromkeys(("cancel", "hold", "release", "requeue", "update"), "changes jobs"),
     **dict.fromkeys(("shell", "exec"), "runs a program in a job"),
+    "monitor": "runs a sampler in a job; cancels it, with --cancel-idle",
+    "top": "cancels jobs and opens shells, by keys",
     "prune": "removes run folders, with --remove",
     "cloud": "rents machines: up, down",
-    "container": "builds images: build",
+    "doctor": "submits one job, with --run",
+}
+"""Verb -> change, for verbs that may not make it in a read-only environment."""
+CHANGES = {
+    **_REFUSED,
+    "container": "builds images: build; with --submit in a job, which is refused",
     "sandbox": "starts and stops a Slurm of its own: up, down",
     "init": "writes hpcjobs.yaml",
     "sites": "writes a site file: init, trust",
     "nodes": "changes the list of bad nodes",
     "archive": "writes a file",
     "fetch": "writes a copy of a run folder",
-    "doctor": "submits one job, with --run",
 }
 """Verb -> change, for verbs that do more than read."""
-REFUSED_READ_ONLY = frozenset(verb for verb, change in CHANGES.items() if "job" in change or verb in ("prune", "cloud"))
+REFUSED_READ_ONLY = frozenset(_REFUSED)
 """Verbs that may not make their change in a read-only environment."""
 _TEXT = """\
 ---

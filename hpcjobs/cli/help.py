@@ -17,6 +17,8 @@ from hpcjobs.errors import list_exit_codes, nearest
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
+_SECTIONS = dict.fromkeys(("budget", "read_only"), ("workflows.md", "Limits for agents and scripts"))
+"""Topics that are a section of a page."""
 _PURPOSE = re.compile(r"After (?:reading this page|this tutorial) you can (.*?[^.])(?:\.\s|\.$|: |$)", re.MULTILINE)
 
 
@@ -47,6 +49,7 @@ def _list_topics() -> dict[str, Path]:
     return {
         "topics": Path(),
         "exit_codes": Path(),
+        **dict.fromkeys(_SECTIONS, Path()),
         **{page.name if page.stem in VERBS else page.stem: page for page in sorted(pages.glob("*.md"))},
         **{f"tutorials/{page.stem}": page for page in sorted(pages.glob("tutorials/*.md"))},
     }
@@ -60,6 +63,7 @@ def _print_topic(name: str) -> None:
     """
     topics = _list_topics()
     name = name.replace("-", "_")
+    name = name if name in topics else name.lower().removeprefix("hpcjobs_")
     name = name if name in topics else name.removesuffix(".md")
     if name not in topics:
         raise CommandLineError(f"no command or topic {name!r}; {nearest(name, [*VERBS, *topics])}")
@@ -67,6 +71,12 @@ def _print_topic(name: str) -> None:
         text = _describe(topics)
     elif name == "exit_codes":
         text = _list_exit_codes()
+    elif name in _SECTIONS:
+        page, title = _SECTIONS[name]
+        text = (
+            f"# {title}\n"
+            + topics[Path(page).stem].read_text(encoding="utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
+        )
     else:
         text = topics[name].read_text(encoding="utf-8")
     if not sys.stdout.isatty():
@@ -86,7 +96,8 @@ def _describe(topics: dict[str, Path]) -> str:
     for name, page in topics.items():
         if page.name and (purpose := _PURPOSE.search(" ".join(page.read_text(encoding="utf-8").split("\n")[:8]))):
             lines.append(f"- **{name}**: {purpose[1]}")
-    return "\n".join([*lines, "- **exit_codes**: look up what an exit code of hpcjobs means", ""])
+    limits = f"- **{', '.join(_SECTIONS)}**: limit what may be submitted or changed"
+    return "\n".join([*lines, limits, "- **exit_codes**: look up what an exit code of hpcjobs means", ""])
 
 
 def _list_exit_codes() -> str:

@@ -53,7 +53,7 @@ def alloc(
     """
     from hpcjobs.job.plan import plan_of, resolve_request, run_dir_of
     from hpcjobs.processes.programs import run_in_terminal
-    from hpcjobs.run.interactive import allocate
+    from hpcjobs.run.interactive import Command, allocate
 
     # Named bash or interactive, Lightning would not take it for a Slurm job.
     named = replace(request, program=request.program or ("bash",), name=request.name or "alloc")
@@ -63,10 +63,12 @@ def alloc(
         print(plan.script, end="")
         return
     arguments = plan.job.argv if request.program else ()
-    with allocate(plan, arguments, terminal=sys.stdin.isatty()) as command:
+
+    def run(command: Command) -> int:
         note(f"run folder {plan.run_dir}, removed at the end if it is empty but for files of hpcjobs")
-        code = run_in_terminal(command.argv, cwd=command.cwd, env=command.env)
-    raise typer.Exit(code)
+        return run_in_terminal(command.argv, cwd=command.cwd, env=command.env)
+
+    raise typer.Exit(allocate(plan, arguments, terminal=sys.stdin.isatty(), run=run))
 
 
 Node = Annotated[str | None, typer.Option(help="Use this node of the job.", show_default=False)]

@@ -18,17 +18,17 @@ from hpcjobs.errors import RequestError, UnknownJobError, nearest
 from hpcjobs.guards import Amounts
 from hpcjobs.job.limits import check_change
 from hpcjobs.job.models import Job
+from hpcjobs.run.budget import most_of
 from hpcjobs.run.folder import BATCH_SCRIPT
 from hpcjobs.run.identity import own_cluster, require_reachable
 from hpcjobs.run.index import Entry
 from hpcjobs.run.rerun import read_manifest
 from hpcjobs.run.select import require_all_own
 from hpcjobs.run.status import Connect, Known, statuses
-from hpcjobs.run.submit import most_of
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.site.centre import policies_of_job
-from hpcjobs.site.resources import Resources, gpus_in_gres, names_by_field, node_range
+from hpcjobs.site.resources import FIELDS, Hours, Resources, gpus_in_gres, names_by_field, node_range
 from hpcjobs.units import requested_time, slurm_time, time_limit_s
 
 
@@ -151,11 +151,13 @@ def update(entry: Entry, settings: Sequence[str], *, connect: Connect = connect)
     return arguments
 
 
-_HARMLESS = {*KEYS.values(), *FURTHER} - {
-    *(KEYS["time"], KEYS["nodes"], KEYS["gres"], KEYS["requeue"]),
-    *("EndTime", "MinCPUsNode", "NumCPUs", "NumTasks", "OverSubscribe"),
+_HARMLESS = {
+    *(key for field, key in KEYS.items() if FIELDS[field].hours is Hours.NONE and field != "requeue"),
+    *("ArrayTaskThrottle", "BurstBuffer", "ClusterFeatures", "Contiguous", "DelayBoot", "MinMemoryCPU"),
+    *("MinMemoryNode", "MinTmpDiskNode", "Prefer", "ResetAccrueTime", "Switches"),
 }
 """Settings that let a job use no more node, CPU and GPU hours."""
+_COUNTED = {KEYS[field] for field in ("time", "nodes", "nodelist", "constraint")}
 _UNKNOWN = Amounts(1, math.inf, math.inf, math.inf)
 
 
@@ -163,7 +165,7 @@ def _most_of_requeue(known: Known) -> Amounts:
     """The most that the jobs use when they run once more; unknown for a job that hpcjobs did not submit."""
     if guards.budget_text() is None or known.entry.is_foreign:
         return _UNKNOWN
-    job = read_manifest(Path(known.entry.run_dir)).job
+    job = _job_now(known.entry, known.records)
     array = ",".join(map(str, range(len(known.records)))) if len(known.records) > 1 else None
     limit_s = known.records[0].time_limit_s or job.time_limit_s
     return most_of(replace(job, retries=None, time_limit_s=limit_s, resources=replace(job.resources, array=array)))
@@ -174,12 +176,19 @@ def _most_of_update(settings: Sequence[str], entry: Entry, alive: list[JobRecord
     names = [setting.partition("=")[0] for setting in settings]
     if guards.budget_text() is None or _HARMLESS.issuperset(names):
         return Amounts(0, 0, 0, 0)
-    if entry.is_foreign or not _HARMLESS.union([KEYS["time"], KEYS["nodes"]]).issuperset(names):
+    if entry.is_foreign or not (_HARMLESS | _COUNTED).issuperset(names):
         return _UNKNOWN._replace(jobs=0)
     limit_s = alive[0].time_limit_s
-    job = replace(read_manifest(Path(entry.run_dir)).job, time_limit_s=limit_s)
+    job = replace(_job_now(entry, alive), time_limit_s=limit_s)
     now, after = most_of(job), most_of(_apply_settings(job, settings, limit_s))
     return Amounts(*(new if math.isinf(new) else max(0.0, new - old) for new, old in zip(after, now, strict=True)))
+
+
+def _job_now(entry: Entry, records: Sequence[JobRecord]) -> Job:
+    """The job of the manifest, with more nodes where the queue has more: an earlier update may have added them."""
+    job = read_manifest(Path(entry.run_dir)).job
+    most = max((record.nnodes or 0 for record in records), default=0)
+    return replace(job, max_nodes=most, spare=0) if most > (job.max_nodes or job.nodes) + job.spare else job
 
 
 def signal(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,19 +20,23 @@ from hpcjobs.job.layers import VARIABLES
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.job.script import setup_text
 from hpcjobs.run import folder
+from hpcjobs.run.budget import count_against_budget
 from hpcjobs.run.identity import require_reachable
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import current_id, read_state
 from hpcjobs.run.rerun import read_manifest
 from hpcjobs.run.select import require_own
 from hpcjobs.run.status import Connect, statuses
-from hpcjobs.run.submit import count_against_budget
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.site.resources import is_option_where
 
 RC = "interactive.bash"
+STARTED = "started"
+"""In the same folder, of an allocation: its command has begun."""
+_NOT_ALLOCATED = (1, 255)
+"""Exit codes of a salloc that was refused, or did not understand an option; a command may end with them too."""
 _MPI_TYPE = "SLURM_MPI_TYPE"
 """Set by the ``srun --mpi=none`` that starts a shell; an srun within the shell must not inherit it."""
 
@@ -140,6 +143,7 @@ def _write_rc(job: Job, run_dir: Path, *, task_dir: Path, job_id: str | None) ->
         "ranks() { # PROGRAM [ARGUMENTS]...: start it as the tasks of a job, with their rank environment",
         f"    {command_line(ranks.command)}",
         "}",
+        *([f": >{shlex.quote(str(run_dir / 'shell' / STARTED))}"] if job_id is None else []),
         f"PS1='({file_name(job.name)}) \\h:\\w\\$ '",
     ]
     path = run_dir / "shell" / RC
@@ -147,11 +151,13 @@ def _write_rc(job: Job, run_dir: Path, *, task_dir: Path, job_id: str | None) ->
     return path
 
 
-@contextmanager
-def allocate(plan: Plan, arguments: Sequence[str], *, terminal: bool) -> Iterator[Command]:
-    """The command that allocates the nodes of ``plan`` and runs ``arguments`` (empty: a shell) on the first one.
+def allocate(plan: Plan, arguments: Sequence[str], *, terminal: bool, run: Callable[[Command], int]) -> int:
+    """Allocate the nodes of ``plan`` and run ``arguments`` (empty: a shell) on the first one; the exit code.
 
-    It writes the run folder, which is removed at the end unless the command has written a file there.
+    The run folder is removed at the end unless the command has written a file there.
+
+    Args:
+        run: runs the command of the allocation on this terminal, and returns its exit code.
 
     Raises:
         RequestError: the site has no Slurm, or the request is for an array or a batch script.
@@ -162,9 +168,7 @@ def allocate(plan: Plan, arguments: Sequence[str], *, terminal: bool) -> Iterato
     if job.resources.array or job.batch_script is not None:
         raise RequestError("an allocation is neither a job array nor a batch script", hint="hpcjobs submit")
     refuse_change("alloc")
-    with count_against_budget(job):  # salloc may still be refused; that it was given back is not seen here
-        folder.create(plan, None)
-    rc = _write_rc(job, plan.run_dir, task_dir=plan.run_dir, job_id=None)
+    rc = plan.run_dir / "shell" / RC
     options = [
         ("job-name", job.name),
         *(option for option in sbatch_options(job) if not is_option_where(option[0], "only_sbatch")),
@@ -174,12 +178,19 @@ def allocate(plan: Plan, arguments: Sequence[str], *, terminal: bool) -> Iterato
     within = ("bash", "-c", '. "$0" && exec "$@"', str(rc), *arguments) if arguments else _interactive_bash(rc)
     env = {name: value for name, value in os.environ.items() if name.startswith("SALLOC_")}
     env = {name: value for name, value in env.items() if name.removeprefix("SALLOC_") not in VARIABLES}
-    made = _paths(plan.run_dir)
-    try:
-        yield Command((*argv, *within), job.chdir, env | slurm_commands.cluster_env(job.slurm_conf))
-    finally:
-        if _paths(plan.run_dir) <= made:
-            folder.remove(plan)
+    command = Command((*argv, *within), job.chdir, env | slurm_commands.cluster_env(job.slurm_conf))
+    with count_against_budget(job, "salloc") as give_back:
+        folder.create(plan, None)
+        _write_rc(job, plan.run_dir, task_dir=plan.run_dir, job_id=None)
+        made = _paths(plan.run_dir)
+        try:
+            code = run(command)
+            if code in _NOT_ALLOCATED and not (plan.run_dir / "shell" / STARTED).exists():
+                give_back()
+        finally:
+            if _paths(plan.run_dir) <= made:
+                folder.remove(plan)
+    return code
 
 
 def _paths(run_dir: Path) -> set[Path]:

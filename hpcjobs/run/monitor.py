@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from hpcjobs.errors import HpcJobsError, RequestError, SchedulerDownError, SchedulerError, UnknownJobError
 from hpcjobs.files import make_own_folder, write_beside
+from hpcjobs.guards import refuse_change
 from hpcjobs.job.environment import choose_node_python
 from hpcjobs.job.script import MONITOR_PROGRAM, locate_run_root
 from hpcjobs.processes.programs import Runner, run, start
@@ -182,6 +183,7 @@ class JobSampling:
 
     def _start(self) -> Popen[bytes]:
         """The sampler on each node of a running job; on Slurm it ends with the job, everywhere by SIGTERM."""
+        refuse_change("sample a job")
         entry = self._entry
         require_own(entry, statuses([entry], connect=self._connect)[0].records)
         program = write_program(Path(entry.run_dir))
@@ -274,6 +276,7 @@ class ForeignSampler(NamedTuple):
 
 def start_foreign_sampler(job: ForeignJob, *, interval_s: float) -> ForeignSampler:
     """Start the sampler on each node of ``job``, into its folder; it ends with the job, or by SIGTERM."""
+    refuse_change("sample a job")
     make_root(job.folder.parent)
     make_own_folder(job.folder)
     program = write_program(job.folder)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError, reason_of
 from hpcjobs.files import read_regular
-from hpcjobs.guards import BUDGET, limit_env
+from hpcjobs.guards import limit_env, without_limits
 from hpcjobs.job.fault_tolerance import avoided_on
 from hpcjobs.job.models import Job, JobSpec, Layer, Plan
 from hpcjobs.job.plan import plan_of, run_dir_of
@@ -97,7 +97,7 @@ def plan_rerun(entry: Entry, changes: JobSpec, *, made_by: str, trusts: bool = F
     first_only = {name: value for name, value in values.items() if value}
     notes += [f"left out: {name}{'' if value is True else f'={value}'}" for name, value in first_only.items()]
     if changes == JobSpec():
-        env = limit_env({name: value for name, value in job.env.items() if name != BUDGET}, {})
+        env = limit_env(without_limits(job.env), {})
         again = replace(job, resources=_for_another_run(job.resources, entry), env=env)
     else:
         again = resolve_again(job, entry, changes)

@@ -2,57 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 
-from hpcjobs import guards
 from hpcjobs.errors import HpcJobsError, HpcJobsWarning, RequestError, SchedulerDownError
-from hpcjobs.guards import Amounts
-from hpcjobs.job.array import array_indices
-from hpcjobs.job.limits import gpu_counts
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.processes.deferred import defer_signals
 from hpcjobs.run import folder, submission
+from hpcjobs.run.budget import count_against_budget
 from hpcjobs.run.folder import code_state
 from hpcjobs.run.handle import JobHandle
 from hpcjobs.scheduler.base import JobQueue
 from hpcjobs.scheduler.connect import connect
-from hpcjobs.site.models import UNLIMITED
 from hpcjobs.site.resources import option_of
 from hpcjobs.site.trust import refusal_of_plan
-
-
-def count_against_budget(job: Job) -> AbstractContextManager[None]:
-    """Submit ``job`` inside: it is counted first, with the most that it may use, and not if it was not accepted.
-
-    Raises:
-        ConfigError: the variable is not a budget. RequestError: the job could exceed the rest of it.
-    """
-    return guards.count(job.name, most_of(job))
-
-
-def most_of(job: Job) -> Amounts:
-    """Of every task of an array, and of every attempt that ``--retries`` allows; infinite without a bound."""
-    nodes = (job.max_nodes or job.nodes) + job.spare
-    tasks = len(array_indices(job.resources.array)) if job.resources.array else 1
-    retries = job.retries
-    counts = [] if retries is None else [retries.timeout, retries.preempt, retries.node, retries.error]
-    attempts = math.inf if UNLIMITED in counts else 1 + sum(counts)
-    hours = math.inf if job.time_limit_s is None else tasks * attempts * job.time_limit_s / 3600
-    cpus = job.ntasks_per_node * (job.resources.cpus_per_task or 1)
-    gpus = max((count for _, count in gpu_counts(job, nodes)), default=0)
-    factor = math.inf if job.resources.exclusive is True else 1
-    return Amounts(
-        jobs=tasks,
-        node_hours=nodes * hours,
-        cpu_hours=nodes * cpus * hours * factor,
-        gpu_hours=gpus * hours * factor if gpus else 0.0,
-    )
 
 
 def submit(

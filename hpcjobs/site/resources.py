@@ -127,6 +127,15 @@ class InScript(Enum):
     """The run folder has the output, and some options are of the command sbatch itself."""
 
 
+class Hours(Enum):
+    """How an option counts for a budget (HPCJOBS_BUDGET)."""
+
+    COUNTED = "its nodes, CPUs, GPUs, tasks or time are counted"
+    NONE = "it adds nothing"
+    CPUS = "it may add CPUs"
+    UNKNOWN = "it may add anything"
+
+
 class Sbatch(NamedTuple):
     """One long option of sbatch."""
 
@@ -171,6 +180,8 @@ class Sbatch(NamedTuple):
     """Chooses queue and accounting: a small job that continues a sweep has the same value."""
     only_sbatch: bool = False
     """salloc does not have it."""
+    hours: Hours = Hours.UNKNOWN
+    """A budget refuses a job whose hours cannot be counted."""
 
     @property
     def field(self) -> str:
@@ -189,6 +200,7 @@ Memory: TypeAlias = Annotated[int | str | None | UnsetType, ValueKind.MEMORY]
 Gpus: TypeAlias = Annotated[int | str | None | UnsetType, ValueKind.GPUS]
 Nodes: TypeAlias = Annotated[int | str | None | UnsetType, ValueKind.NODES]
 _MOST, _MORE, _WHEN, _OUTPUT = "Used most", "Resources", "When and where", "Output"
+_COUNTED, _FREE, _CPUS = Hours.COUNTED, Hours.NONE, Hours.CPUS
 _HONOURED, _NOTED, _REFUSED = LocalEffect.HONOURED, LocalEffect.NOTED, LocalEffect.REFUSED
 
 
@@ -206,106 +218,116 @@ class Resources(Frozen, frozen=True):
 
     # fmt: off
     partition: Annotated[Text, _own("Partition, or several, a,b: one that fits is enough.", "p", _NOTED,
-        section=_MOST, update="Partition", variable="PARTITION", shared=True)] = UNSET
+        section=_MOST, update="Partition", variable="PARTITION", shared=True, hours=_FREE)] = UNSET
     nodes: Annotated[Nodes, _own("Number of nodes: 4, or 2-4 for a range.", "N", _HONOURED,
-        section=_MOST, update="NumNodes")] = UNSET
+        section=_MOST, update="NumNodes", hours=_COUNTED)] = UNSET
     ntasks: Annotated[Count, _own("Total number of tasks (ranks), divided evenly among the nodes.", "n", _HONOURED,
-        section=_MORE)] = UNSET
+        section=_MORE, hours=_COUNTED)] = UNSET
     ntasks_per_node: Annotated[Count, _own("Tasks (ranks) per node [one per GPU].", None, _HONOURED,
-        section=_MOST)] = UNSET
+        section=_MOST, hours=_COUNTED)] = UNSET
     cpus_per_task: Annotated[Count, _own("CPUs per task.", "c", _HONOURED,
-        section=_MOST, alternative="cpus", shown="CPUs/Task")] = UNSET
+        section=_MOST, alternative="cpus", shown="CPUs/Task", hours=_COUNTED)] = UNSET
     cpus_per_gpu: Annotated[Count, _own("CPUs per GPU; an alternative to CPUs per task.", None, _HONOURED,
-        alternative="cpus", variable="CPUS_PER_GPU")] = UNSET
+        alternative="cpus", variable="CPUS_PER_GPU", hours=_COUNTED)] = UNSET
     gpus: Annotated[Gpus, _own("Total number of GPUs, divided evenly among the nodes: 8, or v100:8.", "G", _HONOURED,
-        section=_MORE, alternative="gpus", variable="GPUS")] = UNSET
+        section=_MORE, alternative="gpus", variable="GPUS", hours=_COUNTED)] = UNSET
     gpus_per_node: Annotated[Gpus, _own("GPUs per node: 4, or v100:4 for a model.", None, _HONOURED,
-        section=_MOST, alternative="gpus", variable="GPUS_PER_NODE")] = UNSET
+        section=_MOST, alternative="gpus", variable="GPUS_PER_NODE", hours=_COUNTED)] = UNSET
     gpus_per_task: Annotated[Gpus, _own("GPUs per task: 1, or v100:1; a task sees only its GPUs.", None, _HONOURED,
-        alternative="gpus", variable="GPUS_PER_TASK")] = UNSET
-    ntasks_per_gpu: Annotated[Count, _own("Tasks that share each GPU.", None, _HONOURED)] = UNSET
+        alternative="gpus", variable="GPUS_PER_TASK", hours=_COUNTED)] = UNSET
+    ntasks_per_gpu: Annotated[Count, _own("Tasks that share each GPU.", None, _HONOURED, hours=_COUNTED)] = UNSET
     mem: Annotated[Memory, _own("Memory per node: 64G; a number without a unit is megabytes, 0 all memory.", None,
-        _HONOURED, section=_MOST, alternative="memory", variable="MEM_PER_NODE", shown="MinMemoryNode")] = UNSET
+        _HONOURED, section=_MOST, alternative="memory", variable="MEM_PER_NODE", shown="MinMemoryNode",
+        hours=_FREE)] = UNSET
     mem_per_cpu: Annotated[Memory, _own("Memory per CPU.", None, _HONOURED,
-        alternative="memory", variable="MEM_PER_CPU", shown="MinMemoryCPU")] = UNSET
+        alternative="memory", variable="MEM_PER_CPU", shown="MinMemoryCPU", hours=_FREE)] = UNSET
     mem_per_gpu: Annotated[Memory, _own("Memory per GPU.", None, _HONOURED,
-        alternative="memory", variable="MEM_PER_GPU")] = UNSET
+        alternative="memory", variable="MEM_PER_GPU", hours=_FREE)] = UNSET
     time: Annotated[Time, _own("Time limit: 2h, 90m, 1-12:00:00, UNLIMITED; 90 is minutes.", "t", _HONOURED,
-        section=_MOST, update="TimeLimit", variable="TIMELIMIT")] = UNSET
+        section=_MOST, update="TimeLimit", variable="TIMELIMIT", hours=_COUNTED)] = UNSET
     time_min: Annotated[Time, _own("Shortest acceptable time limit: Slurm may lower the limit to start the job sooner.",
-        None, _NOTED, update="TimeMin")] = UNSET
+        None, _NOTED, update="TimeMin", hours=_FREE)] = UNSET
     account: Annotated[Text, _own("Account to charge for the job.", "A", _NOTED,
-        section=_MOST, update="Account", variable="ACCOUNT", shown="Account", personal=True, shared=True)] = UNSET
+        section=_MOST, update="Account", variable="ACCOUNT", shown="Account", personal=True, shared=True,
+        hours=_FREE)] = UNSET
     qos: Annotated[Text, _own("Quality of service.", "q", _NOTED,
-        section=_WHEN, update="QOS", variable="QOS", shown="QOS", shared=True)] = UNSET
+        section=_WHEN, update="QOS", variable="QOS", shown="QOS", shared=True, hours=_FREE)] = UNSET
     constraint: Annotated[Text, _own("Features that the nodes must have: ib&a100.", "C", _NOTED,
-        section=_MORE, update="Features", variable="CONSTRAINT", shown="Features", shared=True)] = UNSET
+        section=_MORE, update="Features", variable="CONSTRAINT", shown="Features", shared=True, hours=_COUNTED)] = UNSET
     exclusive: Annotated[bool | str | None | UnsetType, ValueKind.TEXT, _own("Share the nodes with no other job.", None,
-        _HONOURED, section=_MORE, argument=_O, metavar="[=user|mcs|topo]")] = UNSET
+        _HONOURED, section=_MORE, argument=_O, metavar="[=user|mcs|topo]", hours=_COUNTED)] = UNSET
     array: Annotated[Text, _own("Job array: 0-9, or 0-9%2 for two tasks at once.", "a", _HONOURED,
-        section=_WHEN)] = UNSET
+        section=_WHEN, hours=_COUNTED)] = UNSET
     dependency: Annotated[Text, _own("Start after other jobs: afterok:4711, singleton.", "d", _HONOURED,
-        section=_WHEN, update="Dependency", first_run=True)] = UNSET
-    begin: Annotated[Text, _own("Earliest start: 20:00, now+1hour.", "b", _REFUSED, update="StartTime")] = UNSET
+        section=_WHEN, update="Dependency", first_run=True, hours=_FREE)] = UNSET
+    begin: Annotated[Text, _own("Earliest start: 20:00, now+1hour.", "b", _REFUSED, update="StartTime",
+        hours=_FREE)] = UNSET
     deadline: Annotated[Text, _own("Remove the job if it cannot end by then.", None, _REFUSED,
-        update="Deadline")] = UNSET
+        update="Deadline", hours=_FREE)] = UNSET
     nodelist: Annotated[Text, _own("Nodes that the job must have: n[01-04], or ./FILE; local: hosts of mpirun.",
-        "w", _NOTED, section=_MORE, update="ReqNodeList", alternative="nodelist", acts=True)] = UNSET
+        "w", _NOTED, section=_MORE, update="ReqNodeList", alternative="nodelist", acts=True, hours=_COUNTED)] = UNSET
     nodefile: Annotated[Text, _own("File with the names of these nodes, separated by commas or newlines.", "F",
         alternative="nodelist", acts=True)] = UNSET
     exclude: Annotated[Text, _own("Nodes that the job must not have; null also forgets the recorded bad nodes.", "x",
-        _NOTED, section=_MORE, update="ExcNodeList")] = UNSET
+        _NOTED, section=_MORE, update="ExcNodeList", hours=_FREE)] = UNSET
     reservation: Annotated[Text, _own("Reservation that the job runs in.", None, _NOTED, update="ReservationName",
-        variable="RESERVATION", shown="Reservation", personal=True, shared=True)] = UNSET
-    licenses: Annotated[Text, _own("Licences, NAME:COUNT.", "L", _REFUSED, update="Licenses", shown="Licenses")] = UNSET
+        variable="RESERVATION", shown="Reservation", personal=True, shared=True, hours=_FREE)] = UNSET
+    licenses: Annotated[Text, _own("Licences, NAME:COUNT.", "L", _REFUSED, update="Licenses", shown="Licenses",
+        hours=_FREE)] = UNSET
     gres: Annotated[Text, _own("Generic resources per node; GPUs among them count as GPUs per node.", None, _REFUSED,
-        update="Gres", variable="GRES", shown="TresPerNode")] = UNSET
-    tmp: Annotated[Text, _own("Least disk space of a node's temporary folder.", None, _NOTED)] = UNSET
+        update="Gres", variable="GRES", shown="TresPerNode", hours=_COUNTED)] = UNSET
+    tmp: Annotated[Text, _own("Least disk space of a node's temporary folder.", None, _NOTED, hours=_FREE)] = UNSET
     clusters: Annotated[Text, _own("Refused in a job: give another cluster a site of its own.", "M", _REFUSED,
         treatment=Treatment.REFUSED, shared=True,
-        reason="write a site file for that cluster, with its slurm_conf, and use --site")] = UNSET
-    comment: Annotated[Text, _own("Text that the accounting keeps.", update="Comment")] = UNSET
+        reason="write a site file for that cluster, with its slurm_conf, and use --site", hours=_FREE)] = UNSET
+    comment: Annotated[Text, _own("Text that the accounting keeps.", update="Comment", hours=_FREE)] = UNSET
     wckey: Annotated[Text, _own("Workload characterization key.", update="WCKey", variable="WCKEY",
-        personal=True, shared=True)] = UNSET
+        personal=True, shared=True, hours=_FREE)] = UNSET
     mail_type: Annotated[Text, _own("When to send mail: END,FAIL.", None, _NOTED, section=_OUTPUT,
-        update="MailType")] = UNSET
+        update="MailType", hours=_FREE)] = UNSET
     mail_user: Annotated[Text, _own("Address of the mail.", None, _NOTED, section=_OUTPUT,
-        update="MailUser", acts=True)] = UNSET
+        update="MailUser", acts=True, hours=_FREE)] = UNSET
     nice: Annotated[Number, _own("Lower the priority by this number.", None, _NOTED,
-        argument=_O, bare="100", update="Nice")] = UNSET
-    priority: Annotated[Number, _own("Priority, for users who may set one.", None, _NOTED, update="Priority")] = UNSET
-    hold: Annotated[Switch, _own("Do not start the job before it is released.", "H", _REFUSED, first_run=True)] = UNSET
+        argument=_O, bare="100", update="Nice", hours=_FREE)] = UNSET
+    priority: Annotated[Number, _own("Priority, for users who may set one.", None, _NOTED, update="Priority",
+        hours=_FREE)] = UNSET
+    hold: Annotated[Switch, _own("Do not start the job before it is released.", "H", _REFUSED, first_run=True,
+        hours=_FREE)] = UNSET
     requeue: Annotated[Switch, _own("Whether Slurm may start the job again after a node failure or preemption.",
-        update="Requeue", only_sbatch=True)] = UNSET
+        update="Requeue", only_sbatch=True, hours=_FREE)] = UNSET
     open_mode: Annotated[Literal["append", "truncate"] | None | UnsetType, ValueKind.TEXT, _own(
-        "Whether a job that starts again continues or replaces its log.", shared=True, only_sbatch=True)] = UNSET
+        "Whether a job that starts again continues or replaces its log.", shared=True, only_sbatch=True,
+        hours=_FREE)] = UNSET
     signal: Annotated[Text, _own("Signal ahead of the time limit, B:USR1@300; --signal-before is usually better.", None,
-        _HONOURED)] = UNSET
-    switches: Annotated[Text, _own("Most leaf switches, and the time to wait for them: 1@2h.", None, _NOTED)] = UNSET
-    contiguous: Annotated[Switch, _own("Only adjacent nodes.", None, _NOTED)] = UNSET
-    oversubscribe: Annotated[Switch, _own("Share nodes and CPUs with other jobs.", "s", _NOTED)] = UNSET
-    overcommit: Annotated[Switch, _own("Allow more tasks than CPUs.", "O")] = UNSET
-    spread_job: Annotated[Switch, _own("Use as many nodes as possible.", None, _NOTED)] = UNSET
+        _HONOURED, hours=_FREE)] = UNSET
+    switches: Annotated[Text, _own("Most leaf switches, and the time to wait for them: 1@2h.", None, _NOTED,
+        hours=_FREE)] = UNSET
+    contiguous: Annotated[Switch, _own("Only adjacent nodes.", None, _NOTED, hours=_FREE)] = UNSET
+    oversubscribe: Annotated[Switch, _own("Share nodes and CPUs with other jobs.", "s", _NOTED, hours=_FREE)] = UNSET
+    overcommit: Annotated[Switch, _own("Allow more tasks than CPUs.", "O", hours=_FREE)] = UNSET
+    spread_job: Annotated[Switch, _own("Use as many nodes as possible.", None, _NOTED, hours=_FREE)] = UNSET
     core_spec: Annotated[Count, _own("Cores of each node that are left to the system.", "S", least=0)] = UNSET
     sockets_per_node: Annotated[Count, _own("Least number of sockets of each node.")] = UNSET
     cores_per_socket: Annotated[Count, _own("Least number of cores of each socket.")] = UNSET
-    threads_per_core: Annotated[Count, _own("Threads of each core to use.")] = UNSET
-    ntasks_per_socket: Annotated[Count, _own("Most tasks on each socket.")] = UNSET
-    ntasks_per_core: Annotated[Count, _own("Most tasks on each core.")] = UNSET
+    threads_per_core: Annotated[Count, _own("Threads of each core to use.", hours=_CPUS)] = UNSET
+    ntasks_per_socket: Annotated[Count, _own("Most tasks on each socket.", hours=_CPUS)] = UNSET
+    ntasks_per_core: Annotated[Count, _own("Most tasks on each core.", hours=_CPUS)] = UNSET
     hint: Annotated[Text, _own("Binding of tasks: nomultithread, compute_bound, memory_bound.",
-        variable="HINT")] = UNSET
-    distribution: Annotated[Text, _own("Distribution of tasks over nodes and sockets: block:cyclic.", "m")] = UNSET
-    cpu_freq: Annotated[Text, _own("Frequency of the CPUs.")] = UNSET
-    gpu_freq: Annotated[Text, _own("Frequency of the GPUs.")] = UNSET
-    network: Annotated[Text, _own("Options of the switch plugin or the Slingshot plugin.")] = UNSET
-    power: Annotated[Text, _own("Power management.", versions="not in newer ones")] = UNSET
-    prefer: Annotated[Text, _own("Features that the nodes should have if such nodes are free.", None, _NOTED)] = UNSET
+        variable="HINT", hours=_CPUS)] = UNSET
+    distribution: Annotated[Text, _own("Distribution of tasks over nodes and sockets: block:cyclic.", "m",
+        hours=_FREE)] = UNSET
+    cpu_freq: Annotated[Text, _own("Frequency of the CPUs.", hours=_FREE)] = UNSET
+    gpu_freq: Annotated[Text, _own("Frequency of the GPUs.", hours=_FREE)] = UNSET
+    network: Annotated[Text, _own("Options of the switch plugin or the Slingshot plugin.", hours=_FREE)] = UNSET
+    power: Annotated[Text, _own("Power management.", versions="not in newer ones", hours=_FREE)] = UNSET
+    prefer: Annotated[Text, _own("Features that the nodes should have if such nodes are free.", None, _NOTED,
+        hours=_FREE)] = UNSET
     no_kill: Annotated[Switch, _own("Continue when a node of the job fails; set by --min-nodes.", "k",
-        argument=_O)] = UNSET
-    profile: Annotated[Text, _own("Data that acct_gather_profile records.")] = UNSET
-    acctg_freq: Annotated[Text, _own("Interval at which usage is sampled.")] = UNSET
-    bb: Annotated[Text, _own("Burst buffer.", None, _REFUSED, acts=True)] = UNSET
-    bbf: Annotated[Text, _own("File that describes a burst buffer.", None, _REFUSED, acts=True)] = UNSET
+        argument=_O, hours=_FREE)] = UNSET
+    profile: Annotated[Text, _own("Data that acct_gather_profile records.", hours=_FREE)] = UNSET
+    acctg_freq: Annotated[Text, _own("Interval at which usage is sampled.", hours=_FREE)] = UNSET
+    bb: Annotated[Text, _own("Burst buffer.", None, _REFUSED, acts=True, hours=_FREE)] = UNSET
+    bbf: Annotated[Text, _own("File that describes a burst buffer.", None, _REFUSED, acts=True, hours=_FREE)] = UNSET
     # fmt: on
 
     def __post_init__(self) -> None:
@@ -412,11 +434,11 @@ def _pass(names: str, argument: Argument, versions: str = "", **facts: Any) -> l
 
 
 def _submit(name: str, short: str | None, argument: Argument, reason: str = "", **facts: Any) -> Sbatch:
-    return Sbatch(name, short, argument, Treatment.COMMAND, reason, **facts)
+    return Sbatch(name, short, argument, Treatment.COMMAND, reason, hours=Hours.NONE, **facts)
 
 
 def _refuse(name: str, short: str | None, argument: Argument, reason: str, **facts: Any) -> Sbatch:
-    return Sbatch(name, short, argument, Treatment.REFUSED, reason, **facts)
+    return Sbatch(name, short, argument, Treatment.REFUSED, reason, hours=Hours.NONE, **facts)
 
 
 _LATER = "after 22.05"
@@ -432,16 +454,18 @@ _OTHER_OPTIONS = (
     _submit("parsable", None, _F, in_script=_SKIP),
     _submit("wait", "W", _F, in_script=_SKIP),
     _submit("wrap", None, _T),
-    *_pass("cluster-constraint delay-boot extra-node-info/B gid gpu-bind gres-flags kill-on-invalid-dep", _T),
-    *_pass("mcs-label mem-bind mincpus thread-spec uid wait-all-nodes", _T),
-    *_pass("batch", _T, only_sbatch=True),
+    *_pass("cluster-constraint delay-boot gid gpu-bind gres-flags kill-on-invalid-dep", _T, hours=_FREE),
+    *_pass("mcs-label mem-bind uid wait-all-nodes", _T, hours=_FREE),
+    *_pass("extra-node-info/B mincpus thread-spec", _T),
+    *_pass("batch", _T, only_sbatch=True, hours=_FREE),
     *_pass("gpus-per-socket", _T, kind=ValueKind.GPUS),
-    *_pass("get-user-env", _O),
-    *_pass("propagate", _O, only_sbatch=True),
-    *_pass("reboot use-min-nodes", _F),
-    *_pass("extra segment tres-bind tres-per-task", _T, _LATER),
-    *_pass("oom-kill-step resv-ports", _O, _LATER),
-    *_pass("consolidate-segments stepmgr", _F, _LATER),
+    *_pass("get-user-env", _O, hours=_FREE),
+    *_pass("propagate", _O, only_sbatch=True, hours=_FREE),
+    *_pass("reboot use-min-nodes", _F, hours=_FREE),
+    *_pass("extra segment tres-bind", _T, _LATER, hours=_FREE),
+    *_pass("tres-per-task", _T, _LATER),
+    *_pass("oom-kill-step resv-ports", _O, _LATER, hours=_FREE),
+    *_pass("consolidate-segments stepmgr", _F, _LATER, hours=_FREE),
     _refuse("output", "o", _T, _LOG, in_script=_SKIP),
     _refuse("error", "e", _T, _LOG, in_script=_SKIP),
     _refuse(

@@ -23,8 +23,8 @@ from hpcjobs.job.launch import Raw, srun_args
 from hpcjobs.job.models import Job
 from hpcjobs.job.plan import resolve_request
 from hpcjobs.job.script import setup_text
+from hpcjobs.run.budget import find_unknown, most_of
 from hpcjobs.run.folder import make_root
-from hpcjobs.run.submit import most_of
 from hpcjobs.site.models import Site
 from hpcjobs.sweeps.submitit_names import rename
 
@@ -48,13 +48,15 @@ class _Guarded(PicklingExecutor):
         """As submitit's; a function with ``checkpoint`` may start again after each of ``max_num_timeout`` limits."""
         guards.refuse_change("submit")
         starts = sum(1 + self.max_num_timeout * hasattr(each.function, "checkpoint") for each in delayed_submissions)
-        most = Amounts(*(starts * amount for amount in most_of(self._job)))._replace(jobs=len(delayed_submissions))
+        most = Amounts(*(starts * amount for amount in most_of(self._job, "submitit")))._replace(
+            jobs=len(delayed_submissions)
+        )
         if guards.budget_text() is not None and self.parameters != self._resolved:
             raise RequestError(
                 "update_parameters was called, and what such jobs may use cannot be counted for the budget",
                 hint="give the parameters to hpcjobs.executor",
             )
-        with guards.count(self._job.name, most):
+        with guards.count(self._job.name, most, find_unknown(self._job, "submitit")):
             return super()._internal_process_submissions(delayed_submissions)
 
 

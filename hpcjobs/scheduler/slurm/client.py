@@ -316,6 +316,8 @@ class SlurmScheduler:
 
 def _maybe_taken(result: Result) -> bool:
     """Whether an sbatch without a usable answer may have submitted: no refusal, killed, or its answer was lost."""
+    if slurm_commands.is_usage_error(result.err):
+        return False
     is_refusal = (
         0 < result.code < 128 and bool((result.err + result.out).strip()) and parse_submitted(result.out) is None
     )

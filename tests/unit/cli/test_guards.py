@@ -35,6 +35,7 @@ CHANGES = (
     ("fabric",),
     ("alloc", "-N", "1", "true"),
     ("exec", "44", "--", "true"),
+    ("monitor", "44"),
     ("drill", "kill-rank", "train.py"),
     ("prune", "--older-than", "0", "--remove"),
 )
@@ -97,6 +98,119 @@ def test_what_may_exceed_the_budget_is_refused(
     assert answer.code == 5, answer
     assert message in answer.err
     assert not record.exists()
+
+
+SCRIPTS = (
+    # Options of a batch script, and what it may use in one hour: nodes, CPUs, GPUs.
+    ("-n 32", (32, 32, 0)),
+    ("-n 4 --ntasks-per-node=1", (4, 4, 0)),
+    ("-n 4 -N 1 --ntasks-per-node=1", (4, 4, 0)),
+    ("-N 2 --ntasks-per-node=8 -c 2", (2, 32, 0)),
+    ("-N 1-3", (3, 3, 0)),
+    ("-w node[01-04]", (4, 4, 0)),
+    ("-N 1 -w node[01-04]", (4, 4, 0)),
+    ("-n 16 -c 8", (16, 128, 0)),
+    ("-N 1 -n 16 -c 8", (1, 128, 0)),
+    ("-G 8 --cpus-per-gpu=16", (8, 128, 8)),
+    ("-n 4 --gpus-per-task=2", (4, 4, 8)),
+    ("-G 4 --ntasks-per-gpu=2", (8, 8, 4)),
+    ("-N 2 --gres=gpu:4", (2, 2, 8)),
+)
+
+
+@pytest.mark.parametrize(("options", "most"), SCRIPTS, ids=[options for options, _ in SCRIPTS])
+def test_a_batch_script_counts_with_the_most_that_slurm_may_give_it(
+    record: Path, options: str, most: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = "".join(f"#SBATCH {option}\n" for option in ("-t 60", options))
+    Path("a.sh").write_text(f"#!/bin/bash\n{lines}true\n")
+    for key, hours in zip(("node_hours", "cpu_hours", "gpu_hours"), most, strict=True):
+        monkeypatch.setenv("HPCJOBS_BUDGET", f"{key}={hours}")
+        ok("submit", "a.sh")
+        if hours:
+            monkeypatch.setenv("HPCJOBS_BUDGET", f"{key}={hours - 0.5}")
+            answer = within("submit", "a.sh")
+            assert f"up to {hours} {key}" in answer.err, answer
+
+
+@pytest.mark.parametrize(
+    ("verb", "variable"),
+    [
+        (("submit", "--sbatch", "gpus-per-socket=4", "-t", "1", "train.py"), ""),
+        (("submit", "--sbatch", "tres-per-task=gres/gpu=8", "-t", "1", "train.py"), ""),
+        (("submit", "--sbatch", "mincp=8", "-t", "1", "train.py"), ""),
+        (("submit", "--sbatch", "unheard-of=8", "-t", "1", "train.py"), ""),
+        (("submit", "--core-spec", "1", "-t", "1", "train.py"), ""),
+        (("submit", "--constraint", "[a*2&b*2]", "-t", "1", "train.py"), ""),
+        (("submit", "-t", "1", "train.py"), "SBATCH_EXCLUSIVE"),
+        (("submit", "-t", "1", "train.py"), "SBATCH_ARRAY_INX"),
+        (("submit", "-t", "1", "mincpus.sh"), ""),
+        (("alloc", "--sbatch", "mincpus=8", "-t", "1", "true"), ""),
+        (("alloc", "-t", "1", "true"), "SALLOC_THREAD_SPEC"),
+        (("update", "44", "CoreSpec=1"), ""),
+        (("update", "44", "nodelist=node[01-04]"), ""),
+    ],
+    ids=str,
+)
+def test_what_a_budget_does_not_count_is_refused_where_hours_are_limited(
+    record: Path, verb: tuple[str, ...], variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("mincpus.sh").write_text("#!/bin/bash\n#SBATCH --mincpus=8\ntrue\n")
+    if variable:
+        monkeypatch.setenv(variable, "1")
+    monkeypatch.setenv("HPCJOBS_BUDGET", "jobs=9,node_hours=0.1")
+    answer = within(*verb)
+    assert answer.code == 5, answer
+    assert "node_hours" in answer.err
+    assert not record.exists()
+    monkeypatch.setenv("HPCJOBS_BUDGET", "jobs=9")
+    assert within(*verb).code != 5
+
+
+def test_an_option_that_may_add_cpus_is_refused_under_a_budget_of_cpus_alone(
+    record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verb = ("submit", "--hint", "nomultithread", "-t", "1", "train.py")
+    monkeypatch.setenv("HPCJOBS_BUDGET", "cpu_hours=99")
+    answer = within(*verb)
+    assert answer.code == 5, answer
+    assert "an unknown number (hint=nomultithread" in answer.err
+    monkeypatch.setenv("HPCJOBS_BUDGET", "gpu_hours=9,node_hours=9")
+    ok(*verb)
+
+
+def test_a_node_that_is_a_jobs_own_counts_as_a_whole(
+    record: Path, cluster: SampleCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Path("site_configs/mine.yaml")
+    text = site.read_text()
+    site.write_text(text + "directives: {gpus-per-node: null}\n")
+    Path("a.sh").write_text("#!/bin/bash\n#SBATCH -t 60\ntrue\n")
+    for job in (("--gpus-per-node", "0", "-c", "1", "-t", "60", "train.py"), ("a.sh",)):
+        for budget, most in (("gpu_hours=3", "up to 4 gpu_hours"), ("cpu_hours=63", "up to 64 cpu_hours")):
+            monkeypatch.setenv("HPCJOBS_BUDGET", budget)
+            assert most in within("submit", *job).err
+    site.write_text(text.replace("defaults: {", "defaults: {exclusive: true, "))
+    monkeypatch.setenv("HPCJOBS_BUDGET", "gpu_hours=99")
+    for job in (("-o", "exclusive=", "-t", "60", "train.py"), ("a.sh",)):
+        assert "an unknown number" in within("submit", *job).err, job
+
+
+def test_what_slurm_refuses_is_counted_back(cluster: SampleCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCJOBS_BUDGET", "jobs=1")
+    unrecognized = "unrecognized option '--nosuch=1'\nTry \"{0} --help\" for more information"
+    for name in ("sbatch", "salloc"):
+        cluster.command(name, f"cat >&2 <<'EOF'\n{name}: {unrecognized.format(name)}\nEOF\nexit 255")
+    answer = within("submit", "--json", "--sbatch", "nosuch=1", "-t", "1", "train.py")
+    assert answer.code == 7, answer
+    assert answer.json["error"]["maybe_taken"] is False
+    assert within("alloc", "--sbatch", "nosuch=1", "-t", "1", "true").code == 255
+    cluster.command("salloc", "echo 'salloc: error: Job submit/allocate failed: Invalid qos' >&2; exit 1")
+    assert within("alloc", "-t", "1", "true").code == 1
+    begun = 'for a; do case $a in */interactive.bash) eval "$(grep "^: >" "$a")" ;; esac; done; exit 1'
+    cluster.command("salloc", begun)
+    assert within("alloc", "-t", "1", "bash", "-c", "exit 1").code == 1
+    assert "0 of 1 are left" in within("alloc", "-t", "1", "true").err
 
 
 @pytest.mark.parametrize("text", ["gpu_hours", "gpus=3", "jobs=-1", "jobs=nan", "jobs=1,jobs=2", "jobs=1,,"])
@@ -176,13 +290,34 @@ def test_a_job_gets_the_budget_of_its_submitter_and_no_other(
     assert "export HPCJOBS_BUDGET=jobs=2,gpu_hours=1\n" in ok("rerun", "--dry-run", "41").out
 
 
-CHANGING = ("submit", "cancel", "control", "update", "signal", "allocate")
+def test_a_job_counts_where_its_submitter_counts_whatever_its_folders(
+    record: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCJOBS_BUDGET", "jobs=1")
+    where = state_dir() / "budgets"
+    Path("alone.sh").write_text("#!/bin/bash\n#SBATCH --export=ALL,XDG_STATE_HOME=/elsewhere\ntrue\n")
+    for job in (("--env", f"XDG_STATE_HOME={tmp_path}", "train.py"), ("alone.sh",)):
+        assert f"export HPCJOBS_BUDGET_DIR={where}\n" in ok("submit", "--dry-run", *job).out
+    answer = within("submit", "--env", f"HPCJOBS_BUDGET_DIR={tmp_path}", "train.py")
+    assert answer.code == 5, answer
+    ok("submit", "train.py")
+    monkeypatch.setenv("HPCJOBS_BUDGET_DIR", str(where))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
+    answer = within("submit", "train.py")
+    assert "up to 1 jobs, and 0 of 1 are left" in answer.err
+    assert "--time" not in answer.err
+    monkeypatch.setenv("HPCJOBS_BUDGET_DIR", str(tmp_path / "missing"))
+    assert "no such folder here" in within("submit", "train.py").err
+
+
+CHANGING = ("submit", "cancel", "control", "update", "signal", "allocate", "start_beside")
 """Functions of `hpcjobs.slurm_commands` that build a command which changes jobs."""
 COUNTING = ("guards.count", "count_against_budget")
 CHECKED = {
     "scheduler/slurm/client.py": {"submit", "cancel", "_control", "update", "signal"},
     "scheduler/local/client.py": {"submit", "cancel"},
     "run/interactive.py": {"allocate", "attach"},
+    "run/monitor.py": {"start_foreign_sampler", "_start"},
     "sweeps/executor.py": {"_internal_process_submissions"},
     "run/archive.py": {"remove"},
     "cloud/lifecycle.py": {"up", "down"},
@@ -216,11 +351,12 @@ def test_each_command_that_changes_jobs_is_built_behind_the_guards() -> None:
     """On the compute node alone (``node/``) a job changes itself: its attempts were counted when it was submitted."""
     used = list(calls())
     changing = {f"slurm_commands.{name}" for name in CHANGING}
-    builders = {(file, function) for file, function, name in used if name in changing}
+    builders = {(file, function) for file, function, name in used if name in changing | {"start_beside"}}
     builders = {(file, function) for file, function in builders if not file.startswith("node/")}
     checked = {(file, function) for file, function, name in used if name.endswith("refuse_change")}
     assert checked == {(file, function) for file, functions in CHECKED.items() for function in functions}
-    assert builders - checked == {("job/plan.py", "_command")}  # a plan is a value: nothing is run by it
+    # a plan and a step are values: nothing is run by them; the step is for a drill in a job that it has submitted
+    assert builders - checked == {("job/plan.py", "_command"), ("scheduler/slurm/client.py", "step")}
     for verb, functions in COUNTED.items():
         callers = {f"{file}:{function}" for file, function, name in used if name == verb}
         assert {caller for caller in callers if not caller.endswith(":__init__")} == functions, verb  # views forward

@@ -46,3 +46,12 @@ def test_help_prints_a_page_of_the_documentation_and_lists_the_pages() -> None:
     assert ok("help", "sites.md").out == (REPOSITORY / "docs/sites.md").read_text()
     assert ok("help", "sweep", "run").out == ok("sweep", "run", "--help").out
     assert "| 70 |" in ok("help", "exit-codes").out
+
+
+@pytest.mark.parametrize("topic", ["budget", "read_only", "HPCJOBS_BUDGET", "read-only"])
+def test_the_limits_of_the_environment_are_a_topic(topic: str) -> None:
+    text = ok("help", topic).out
+    assert text.startswith("# Limits for agents and scripts\n")
+    assert "HPCJOBS_READ_ONLY" in text
+    assert "HPCJOBS_BUDGET" in text
+    assert "budget, read_only" in ok("help", "topics").out

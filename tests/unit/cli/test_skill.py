@@ -38,3 +38,10 @@ def test_verbs_that_change_jobs_are_refused_where_only_reading_is_allowed(
     assert within(verb, *(["--site", "local", "true"] if verb == "submit" else [job])).code == 5
     monkeypatch.delenv("HPCJOBS_READ_ONLY")
     ok("cancel", job)
+
+
+def test_it_tells_which_verbs_a_read_only_environment_refuses(here: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {row.split("`")[1]: row.split(" | ")[2] for row in ok("skill").out.splitlines() if row.startswith("| `")}
+    monkeypatch.setenv("HPCJOBS_READ_ONLY", "1")
+    ok("init", "--site", "local", "true")
+    assert (rows["init"], rows["monitor"], rows["top"], rows["doctor"]) == ("-", "yes", "yes", "yes")
