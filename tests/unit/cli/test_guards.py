@@ -185,12 +185,14 @@ def test_a_node_that_is_a_jobs_own_counts_as_a_whole(
     site = Path("site_configs/mine.yaml")
     text = site.read_text()
     site.write_text(text + "directives: {gpus-per-node: null}\n")
+    ok("sites", "trust", str(site))
     Path("a.sh").write_text("#!/bin/bash\n#SBATCH -t 60\ntrue\n")
     for job in (("--gpus-per-node", "0", "-c", "1", "-t", "60", "train.py"), ("a.sh",)):
         for budget, most in (("gpu_hours=3", "up to 4 gpu_hours"), ("cpu_hours=63", "up to 64 cpu_hours")):
             monkeypatch.setenv("HPCJOBS_BUDGET", budget)
             assert most in within("submit", *job).err
     site.write_text(text.replace("defaults: {", "defaults: {exclusive: true, "))
+    ok("sites", "trust", str(site))
     monkeypatch.setenv("HPCJOBS_BUDGET", "gpu_hours=99")
     for job in (("-o", "exclusive=", "-t", "60", "train.py"), ("a.sh",)):
         assert "an unknown number" in within("submit", *job).err, job
