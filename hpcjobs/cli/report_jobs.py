@@ -136,17 +136,14 @@ def _make_filter(
     ids: list[str] | None, since: str, until: str | None, users: list[str] | None, all_users: bool, account: str | None,
     states: list[str] | None, name: str | None, clusters: str | None,
 ) -> JobFilter:  # fmt: skip
-    from hpcjobs.errors import RequestError, nearest
-    from hpcjobs.jobstats.filters import JobFilter
-    from hpcjobs.scheduler.base import State
+    from hpcjobs.errors import RequestError
+    from hpcjobs.jobstats.filters import JobFilter, check_states, parse_moment
     from hpcjobs.user import user_name
 
-    first, last = _read_moment("--since", since), None if until is None else _read_moment("--until", until)
+    first, last = parse_moment("--since", since), None if until is None else parse_moment("--until", until)
     if last is not None and last <= first:
         raise RequestError(f"--until {until} is not after --since {since}")
-    for value in states or ():
-        if value.upper() not in State.__members__:
-            raise RequestError(f"--state {value}: not a job state", hint=nearest(value.upper(), State.__members__))
+    check_states("--state", states or ())
     return JobFilter(
         since=first,
         until=last,
@@ -157,17 +154,6 @@ def _make_filter(
         job_ids=tuple(ids) if ids else None,
         cluster=clusters,
     )
-
-
-def _read_moment(option: str, text: str) -> float:
-    from hpcjobs.errors import RequestError
-    from hpcjobs.jobstats.filters import parse_moment
-
-    try:
-        return parse_moment(text)
-    except ValueError as error:
-        hint = "write how long ago: 7d, 12h or 30m; or a date: 2026-11-01"
-        raise RequestError(f"{option} {text}: not a time", hint=hint) from error
 
 
 def _is_without_jobs(site: str | None) -> bool:

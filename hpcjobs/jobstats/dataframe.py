@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
+    from hpcjobs.jobstats.filters import Moment
     from hpcjobs.site.models import Site
 
 _REPEATING = (
@@ -32,13 +33,13 @@ _REPEATING = (
 def accounting(
     *,
     site: str | Site | None = None,
-    since: str | float = "7d",
-    until: str | float | None = None,
+    since: Moment = "7d",
+    until: Moment | None = None,
     users: Sequence[str] | None = None,
     account: str | None = None,
     states: Sequence[str] | None = None,
     name: str | None = None,
-    jobs: Sequence[str] | None = None,
+    jobs: Sequence[str | int] | None = None,
     cluster: str | None = None,
 ) -> pd.DataFrame:
     """Jobs of a site from the accounting, one row each, as a pandas DataFrame.
@@ -49,8 +50,8 @@ def accounting(
 
     Args:
         site: name or file of a site; default the site of this host.
-        since: a span (``7d``) back from now, a date (``2026-11-01``), or seconds since 1970; jobs that ended since
-            then, and jobs that have not ended.
+        since: a span (``7d``) back from now, a date (``2026-11-01``, a datetime or a Timestamp; local without a time
+            zone), or seconds since 1970; jobs that ended since then, and jobs that have not ended.
         until: the same; jobs submitted before.
         users: their names; default everybody's that sacct shows.
         states: names of Slurm, such as COMPLETED.
@@ -60,19 +61,20 @@ def accounting(
 
     Raises:
         HpcJobsError: pandas or polars is not installed. ConfigError: no such site. SchedulerError: neither sacct nor
-            the queue answers.
+            the queue answers. RequestError: a time, a state or a cluster does not exist.
     """
     require_packages("pandas", "polars", purpose="hpcjobs.accounting()")
-    from hpcjobs.jobstats.filters import JobFilter, parse_moment
+    from hpcjobs.jobstats.filters import JobFilter, check_states, parse_moment
     from hpcjobs.jobstats.sources import gather
 
-    def tuple_of(values: Sequence[str] | None) -> tuple[str, ...] | None:
-        return None if values is None else (values,) if isinstance(values, str) else tuple(values)
+    def tuple_of(values: Sequence[str | int] | None) -> tuple[str, ...] | None:
+        return None if values is None else (values,) if isinstance(values, str) else tuple(map(str, values))
 
+    check_states("states", tuple_of(states) or ())
     table = gather(
         JobFilter(
-            since=parse_moment(since),
-            until=None if until is None else parse_moment(until),
+            since=parse_moment("since", since),
+            until=None if until is None else parse_moment("until", until),
             users=tuple_of(users),
             account=account,
             states=tuple_of(states),

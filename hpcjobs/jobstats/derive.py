@@ -18,11 +18,15 @@ from hpcjobs.site.models import Site
 
 PUT_BACK = ("REQUEUED", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL")
 """Ends after which Slurm itself may put a job back into the queue."""
+NO_JOB = ("REQUEUED", "RESIZING", "REVOKED")
+"""States of rows that are no job of their own: on its way back, continued with other resources, run by another cluster
+of the federation."""
 REQUEUE_S = 3600
 """A requeue is a new submission at the end of the one before, or, of a job that has ended, while slurmctld remembers it
 (MinJobAge: minutes). Later the id was given out again: the counter was reset."""
 JOB_KEY = ("site", "cluster", "job_id", "job_id_raw", "name", "user")
 USE = "_use"
+_ATTEMPT = "_attempt"
 _OF_ALL = ("energy_j", "cost", "mem_per_node_bytes", "attempts", "elapsed_all_s", "lost_s")
 """Columns of a requeued job that cover every attempt, not the last one alone."""
 _TYPES = {"text": pl.String, "whole": pl.Int64, "real": pl.Float64, "time": pl.Int64}
@@ -55,6 +59,15 @@ def derive(frame: pl.DataFrame, site: Site, *, source: str = "sacct") -> pl.Data
     )
 
 
+def drop_revoked(frame: pl.DataFrame) -> pl.DataFrame:
+    """Without the REVOKED rows of jobs of a federation that have another row: another cluster ran the job."""
+    revoked = pl.col("state") == "REVOKED"
+    if not (frame["state"] == "REVOKED").any():
+        return frame
+    key = [name for name in JOB_KEY if name != "cluster"]
+    return frame.filter(~(revoked & (~revoked).any().over(key)))
+
+
 def number_uses(frame: pl.DataFrame) -> pl.DataFrame:
     """Add `USE`, a number that separates jobs with the same id, oldest first.
 
@@ -71,6 +84,7 @@ def number_uses(frame: pl.DataFrame) -> pl.DataFrame:
 def merge_attempts(frame: pl.DataFrame) -> pl.DataFrame:
     """One row per job of `number_uses`: the last attempt's, with energy, cost, time and peaks of all of them."""
     key = [*JOB_KEY, USE]
+    frame = _join_resized(frame, key)
     several = frame.select(key).is_duplicated()
     if not several.any():
         return frame
@@ -91,6 +105,44 @@ def merge_attempts(frame: pl.DataFrame) -> pl.DataFrame:
     )
     merged = merged.with_columns(goodput=_goodput()).select(frame.columns)
     return pl.concat([frame.filter(~several), merged]).sort("submitted", nulls_last=True, maintain_order=True)
+
+
+def _join_resized(frame: pl.DataFrame, key: list[str]) -> pl.DataFrame:
+    """One row per attempt: a resize cuts an attempt into rows that follow one another."""
+    if not (frame["state"] == "RESIZING").any():
+        return frame
+    continues = (pl.col("state").shift().over(key) == "RESIZING").fill_null(False)
+    numbered = frame.with_columns((~continues).cum_sum().over(key).alias(_ATTEMPT))
+    parts = [*key, _ATTEMPT]
+    is_part = numbered.select(parts).is_duplicated()
+    elapsed, spent = pl.col("elapsed_s"), pl.col("cpus") * pl.col("elapsed_s")
+    first = ("submitted", "eligible", "started", "queue_wait_s", "held_s")
+    summed = ("elapsed_s", "elapsed_all_s", "cpu_s", "steps", "energy_j", "cost")
+    most = ("tasks", "mem_requested_bytes", "mem_used_bytes", "mem_per_node_bytes", "max_rss_bytes", "gpu_mem_bytes")
+    put_back = pl.col("state").last().is_in(PUT_BACK)
+    attempts = (
+        numbered.filter(is_part)
+        .group_by(parts, maintain_order=True)
+        .agg(
+            pl.all().exclude(*first, *summed, *most, "energy_source", "lost_s", "cpu_efficiency").last(),
+            pl.col(first).first(),
+            *(known_sum(pl.col(name)) for name in summed),
+            pl.col(most).max(),
+            joint_energy_source(),
+            lost_s=pl.when(put_back).then(elapsed.sum()).otherwise(0).cast(pl.Float64),
+            cpu_efficiency=known_sum(pl.col("cpu_s"))
+            / spent.filter(pl.col("cpu_s").is_not_null() & (elapsed > 0)).sum(),
+        )
+    )
+    attempts = attempts.with_columns(
+        goodput=_goodput(),
+        mem_efficiency=pl.when(pl.col("mem_requested_bytes") > 0).then(
+            pl.col("mem_used_bytes") / pl.col("mem_requested_bytes")
+        ),
+    )
+    return pl.concat([numbered.filter(~is_part), attempts.select(numbered.columns)]).drop(_ATTEMPT).sort(
+        "submitted", "started", nulls_last=True, maintain_order=True
+    )  # fmt: skip
 
 
 def known_sum(column: pl.Expr) -> pl.Expr:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
-from datetime import datetime
+from collections.abc import Iterable
+from datetime import date, datetime
 from typing import NamedTuple
 
+from hpcjobs.errors import RequestError, nearest
+from hpcjobs.scheduler.base import State
 from hpcjobs.units import walltime_s
 
 
@@ -25,20 +29,40 @@ class JobFilter(NamedTuple):
     cluster: str | None = None
     """Cluster of the site's slurmdbd, several with commas, or ``all``; default the site's own."""
 
-    @property
-    def names_clusters(self) -> bool:
-        """Whether jobs may be of another cluster than the site's."""
-        return self.cluster is not None
+
+Moment = str | float | date
 
 
-def parse_moment(moment: str | float) -> float:
+def parse_moment(option: str, moment: Moment) -> float:
     """Seconds since 1970, from ``7d`` (back from now), a local date (``2026-11-01``, ``2026-11-01T12:00``) or a number.
 
+    A date or datetime without a time zone is local, also one of pandas.
+
     Raises:
-        ValueError: none of these.
+        RequestError: none of these.
     """
-    if not isinstance(moment, str):
-        return moment
-    if len(moment) >= 10 and moment[4:5] == "-":
+    try:
+        return _seconds(moment)
+    except (TypeError, ValueError, OverflowError) as error:
+        hint = "write how long ago: 7d, 12h or 30m; or a date: 2026-11-01"
+        raise RequestError(f"{option} {moment}: not a time", hint=hint) from error
+
+
+def _seconds(moment: Moment) -> float:
+    if isinstance(moment, datetime):  # pandas counts a naive one as UTC
+        return datetime.combine(moment.date(), moment.time(), moment.tzinfo).timestamp()
+    if isinstance(moment, date):
+        return datetime(moment.year, moment.month, moment.day).timestamp()
+    if isinstance(moment, str) and len(moment) >= 10 and moment[4:5] == "-":
         return datetime.fromisoformat(moment).timestamp()
-    return time.time() - walltime_s(moment)
+    seconds = time.time() - walltime_s(moment) if isinstance(moment, str) else float(moment)
+    if not math.isfinite(seconds):
+        raise ValueError("not finite")
+    return seconds
+
+
+def check_states(option: str, states: Iterable[str]) -> None:
+    """Raises RequestError if one is no state of a job."""
+    for state in states:
+        if state.upper() not in State.__members__:
+            raise RequestError(f"{option} {state}: not a job state", hint=nearest(state.upper(), State.__members__))

@@ -3,6 +3,9 @@
 sacct prints a job and then its steps. So steps belong to the job above them. This also separates the
 attempts of a requeued job, which share every id.
 
+A resize (``scontrol update job NumNodes=``) ends a row with the state RESIZING and begins another one, submitted at the
+resize, whose start and time may be those of the complete job. Such a row is cut to its own part of the job.
+
 Memory: the tasks of a step peak at different moments, and Slurm does not record the peak of their sum. So figures are
 upper estimates: the sum of the peaks of the tasks of a step (TRESUsageInTot; AveRSS or MaxRSS x tasks in versions that
 lack it), added up over the steps that ran at the same time, with the batch script, without the extern step. The memory
@@ -381,6 +384,8 @@ def _jobs(jobs: pl.DataFrame, doubts: Doubts, only: Collection[str] | None) -> p
     # Of a job that has not ended only the steps that have are accounted for.
     live = pl.col("state").is_in([state.value for state in State if not state.ended and state is not State.REQUEUED])
     live &= pl.col("state") != State.UNKNOWN.value
+    live &= ~((pl.col("state") == State.RESIZING.value) & (pl.col("End") > 0).fill_null(False))
+    resized = ((pl.col("Start") > 0) & (pl.col("Submit") > pl.col("Start"))).fill_null(False)
     energy = pl.col("ConsumedEnergyRaw")
     waited_until = pl.coalesce("started", "ended")
     columns: dict[str, pl.Expr | str] = {
@@ -398,9 +403,11 @@ def _jobs(jobs: pl.DataFrame, doubts: Doubts, only: Collection[str] | None) -> p
         "signal": pl.when(pl.col("_signal") > 0).then("_signal"),
         "submitted": pl.when(pl.col("Submit") > 0).then("Submit"),
         "eligible": pl.when(pl.col("Eligible") > 0).then("Eligible"),
-        "started": pl.when(pl.col("Start") > 0).then("Start"),
+        "started": pl.when(resized).then("Submit").when(pl.col("Start") > 0).then("Start"),
         "ended": pl.when(pl.col("End") > 0).then("End"),
-        "elapsed_s": "ElapsedRaw",
+        "elapsed_s": pl.when(resized)
+        .then((pl.col("ElapsedRaw") - (pl.col("Submit") - pl.col("Start"))).clip(0))
+        .otherwise("ElapsedRaw"),
         "time_limit_s": pl.col("TimelimitRaw") * 60,
         "nodes": "NNodes",
         "tasks": pl.coalesce("tasks", pl.when(pl.col("steps") > 0).then(1)),
@@ -422,10 +429,12 @@ def _jobs(jobs: pl.DataFrame, doubts: Doubts, only: Collection[str] | None) -> p
         "steps": pl.col("steps").fill_null(0).cast(pl.Int64),
     }  # fmt: skip
     chosen = {name: column for name, column in columns.items() if only is None or name in only or name in _OF_ALL}
-    frame = jobs.select(**chosen).with_columns(
-        queue_wait_s=(waited_until - pl.col("eligible")).clip(0),
-        held_s=(pl.col("eligible") - pl.col("submitted")).clip(0),
-    )
+    frame = jobs.select(**chosen, _resized=resized)
+    waits = ~pl.col("_resized")
+    frame = frame.with_columns(
+        queue_wait_s=pl.when(waits).then((waited_until - pl.col("eligible")).clip(0)),
+        held_s=pl.when(waits).then((pl.col("eligible") - pl.col("submitted")).clip(0)),
+    ).drop("_resized")
     return _blank_impossible_times(frame, doubts)
 
 

@@ -16,7 +16,7 @@ import polars as pl
 from hpcjobs.errors import RequestError, SchedulerError, nearest
 from hpcjobs.job.array import task_ids
 from hpcjobs.jobstats.columns import Doubt, Doubts
-from hpcjobs.jobstats.derive import JOB_KEY, REQUEUE_S, SCHEMA, USE, derive, merge_attempts, number_uses
+from hpcjobs.jobstats.derive import JOB_KEY, REQUEUE_S, SCHEMA, USE, derive, drop_revoked, merge_attempts, number_uses
 from hpcjobs.jobstats.filters import JobFilter
 from hpcjobs.jobstats.sacct import AccountingQuery, Sacct
 from hpcjobs.jobstats.usage import add_goodput, add_gpu_usage, add_running_usage
@@ -178,7 +178,7 @@ def gather(job_filter: JobFilter, *, site: str | Site | None = None) -> Accounti
             reason = error.message.splitlines()[0]
             notes.append(f"no accounting by sacct ({reason}); jobs as the queue and their own files tell")
             jobs = derive(_query_without_sacct(job_filter, jobs_site, notes), jobs_site)
-    attempts = number_uses(jobs)
+    attempts = number_uses(drop_revoked(jobs))
     jobs = filter_jobs(merge_attempts(attempts), job_filter)
     jobs = jobs.with_columns(run_dir=pl.coalesce("run_dir", _run_dirs(jobs, _entries_by_id(jobs_site))))
     attempts = attempts.join(jobs, on=[*JOB_KEY, USE], how="semi", nulls_equal=True).drop(USE)
@@ -252,7 +252,7 @@ def open_sacct(job_filter: JobFilter, site: Site) -> Sacct:
     if job_filter.cluster not in (None, "all"):
         _check_clusters(job_filter.cluster or "", site)
     query = AccountingQuery(site.name, job_filter.since, until, job_filter.users, site.slurm_conf, cluster or None)
-    return Sacct(query, with_cluster=job_filter.names_clusters)
+    return Sacct(query, with_cluster=bool(cluster))
 
 
 def _check_clusters(names: str, site: Site) -> None:

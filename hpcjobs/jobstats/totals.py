@@ -13,7 +13,7 @@ import polars as pl
 from hpcjobs.errors import RequestError, SchedulerError, nearest
 from hpcjobs.jobstats.cache import Window, days, following, query_folder, read_parquet, write_parquet
 from hpcjobs.jobstats.columns import Doubts
-from hpcjobs.jobstats.derive import JOB_KEY, MEASURED_J, PUT_BACK, REQUEUE_S, derive, known_sum
+from hpcjobs.jobstats.derive import JOB_KEY, MEASURED_J, NO_JOB, PUT_BACK, REQUEUE_S, derive, known_sum
 from hpcjobs.jobstats.filters import JobFilter
 from hpcjobs.jobstats.sources import AccountingTable, filter_jobs, gather, open_sacct
 from hpcjobs.jobstats.usage import add_running_usage
@@ -25,10 +25,11 @@ _FAILED: Final = (
     *("FAILED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "LAUNCH_FAILED", "RECONFIG_FAIL"),
 )
 _CPU_SECONDS: Final = pl.col("cpus") * pl.col("elapsed_s")
+_WAITS: Final = pl.col("queue_wait_s").filter(pl.col("state") != "REVOKED")
 _COUNTS: Final = {
     "jobs": pl.len().cast(pl.Int64),
     "failed": pl.col("state").is_in(_FAILED).sum().cast(pl.Int64),
-    "waited": pl.col("queue_wait_s").count().cast(pl.Int64),
+    "waited": _WAITS.count().cast(pl.Int64),
 }
 _SUMS: Final = {
     "cpu_s": pl.col("cpu_s"),
@@ -39,7 +40,7 @@ _SUMS: Final = {
     "mem_asked_byte_s": (pl.col("mem_requested_bytes").cast(pl.Float64) * pl.col("elapsed_s")).filter(
         pl.col("mem_used_bytes").is_not_null()
     ),
-    "wait_s": pl.col("queue_wait_s"),
+    "wait_s": _WAITS,
     "lost_s": pl.col("lost_s"),
     "energy_j": pl.col("energy_j"),
     "not_measured_j": pl.col("energy_j").filter(pl.col("energy_source") != "measured"),
@@ -84,7 +85,7 @@ class Summing:
         sums = {name: known_sum(column) for name, column in _SUMS.items()}
         groups = grouped.group_by(self.columns).agg(**_COUNTS, **sums, currency=_CURRENCY)
         rows = grouped.lazy().select(*self.columns, *_OF_ATTEMPTS)
-        put_back = rows.filter(pl.col("state").is_in(PUT_BACK)).collect()
+        put_back = rows.filter(pl.col("state").is_in([*PUT_BACK, *NO_JOB])).collect()
         self.remember(put_back)
         later = rows.filter(pl.col("job_id").is_in(list(self._ids))) if self._ids else rows.clear()
         return Sums(groups, put_back, later.collect())
@@ -103,7 +104,7 @@ class Summing:
         every = list(parts)
         if not every:
             return pl.DataFrame()
-        first = every[0].groups
+        first, by_day = every[0].groups, [name for name in self.by if name == "day"]
         taken_off = _taken_off(_attempts_before_another(every, self.columns), first.schema, self.columns)
         added = {name: known_sum(pl.col(name)) for name in (*_COUNTS, *_SUMS)}
         rows = pl.concat([*(part.groups for part in every), taken_off], how="vertical")
@@ -130,12 +131,12 @@ class Summing:
                 cost="cost",
                 currency="currency",
             )
-            .sort("cpu_h", descending=True, nulls_last=True)
+            .sort([*by_day, "cpu_h"], descending=[*(False for _ in by_day), True], nulls_last=True)
         )
 
 
 def totals(frames: Iterable[pl.DataFrame], *, by: str | Sequence[str] = "all") -> pl.DataFrame:
-    """One row per group: jobs, hours, efficiencies weighted by time, mean wait, energy, cost.
+    """One row per group: jobs, hours, efficiencies weighted by time, mean wait, energy, cost; the day first in order.
 
     Hours are CPU and GPU hours allocated; ``lost_h`` are hours of attempts that were requeued, which count as no
     job of their own. A sum covers the jobs with a known value, and is null without one.
@@ -155,8 +156,8 @@ def _attempts_before_another(parts: Sequence[Sums], columns: Sequence[str]) -> p
     after = pl.col("next_submitted") - pl.col("submitted")
     soon = pl.col("next_submitted") <= pl.col("ended") + REQUEUE_S
     followed = pairs.filter((after > 0) & soon)["_row"].unique()
-    # REQUEUED is on its way back, whether or not its next attempt is among the rows.
-    return first.filter(pl.col("_row").is_in(followed.implode()) | (pl.col("state") == "REQUEUED")).select(
+    # A row of NO_JOB is no job of its own, whether or not another one is among the rows.
+    return first.filter(pl.col("_row").is_in(followed.implode()) | pl.col("state").is_in(NO_JOB)).select(
         *columns, "state"
     )
 

@@ -7,6 +7,7 @@ earlier commands count as earlier runs, so an interrupted or repeated command co
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -39,7 +40,7 @@ from hpcjobs.scaling.size_choice import (
     measure_sizes,
 )
 from hpcjobs.scaling.study_sweep import current_code
-from hpcjobs.scheduler.base import JobRecord, Report
+from hpcjobs.scheduler.base import JobRecord, Report, State
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.scheduler.local.request import machine_cpus
 from hpcjobs.scheduler.slurm.start_estimate import estimate_start
@@ -53,6 +54,7 @@ _LONGEST_S: Final = 600
 _FIRST_ROUNDS: Final = 16
 """A trial may cost the budget at the smallest size divided by this, so that trials of doubled sizes fit too."""
 _LARGEST: Final = 4096
+_CLOCK: Final = re.compile(r"\d{1,2}:\d{2}(:\d{2})?", re.ASCII)
 
 
 class TrialBudget(NamedTuple):
@@ -294,7 +296,8 @@ class _Search:
                     raise _no_figure(failed)
                 ids = ", ".join(run.job_id for run in failed[-1:])
                 name = describe({axis.name: axis.value(tried[0])})
-                self.reasons.append(f"trials of {name} gave no figure{ids and f' (job {ids})'}")
+                what = "gave no figure" if all(map(_ran_through, failed)) else "failed"
+                self.reasons.append(f"trials of {name} {what}{ids and f' (job {ids})'}")
                 if axis.launchers:
                     left = [one for one in axis.launchers if one != axis.value(tried[0])]
                     axis, tried = axis._replace(largest=len(left), launchers=left), None
@@ -309,8 +312,10 @@ class _Search:
                     raise RequestError(refusal, hint="a larger --budget, a longer -t, or a size of your own")
                 if refusal is None and self.tries:
                     tried = step.n, len(by_n.get(step.n, ()))
+                    # Trials that hang use up what is left of the budget, and no more.
+                    left_s = int(self._left_s(runs) / (step.runs * self.bench.job(options).nodes))
                     try:
-                        self.bench.measure(options, count=step.runs, limit_s=self._limit_s(like))
+                        self.bench.measure(options, count=step.runs, limit_s=min(self._limit_s(like), max(1, left_s)))
                     except SchedulerError as error:
                         if not by_n:
                             raise
@@ -322,7 +327,9 @@ class _Search:
                 known = self._describe(axis, by_n, step.best)
                 step = SizeChoice(step.best or axis.smallest, "; ".join(filter(None, (known, refusal))))
             if self.goal.finish_by is not None and not self.tries and not axis.launchers:
-                step = step._replace(reason=f"{step.reason}; the wait in the queue is not counted by a dry run")
+                step = step._replace(
+                    reason="; ".join(filter(None, (step.reason, "the wait in the queue is not counted by a dry run")))
+                )
             if step.n is None:
                 raise RequestError(step.reason, hint="a later --finish-by, or --min-efficiency instead of it")
             self.reasons += [step.reason] if step.reason else []
@@ -378,8 +385,8 @@ class _Search:
     def _over_budget(self, like: Job, runs: Sequence[EarlierRun], job: Job, least: Job, count: int) -> str | None:
         """Reason why the budget does not cover the trials, or None."""
         trials = [run for run in runs if run.is_trial]
-        spent = sum({run.job_id: run.node_s for run in (*self.used.values(), *trials) if run.is_trial}.values())
         self.allowed_s = self.goal.budget.allowed_s(like, least.nodes)
+        spent = self.allowed_s - self._left_s(runs)
         # A trial takes as long as the longest one before: to its end, or until it is killed after its limit.
         each_s = 1.1 * max(run.elapsed_s for run in trials) if trials else self._limit_s(like)
         cost = count * job.nodes * each_s
@@ -390,6 +397,11 @@ class _Search:
             f" {format_count(count, 'trial')} of {format_count(job.nodes, 'node')} would be {human_duration(cost)}"
             + (f" beside {human_duration(spent)} that trials took" if spent else "")
         )
+
+    def _left_s(self, runs: Sequence[EarlierRun]) -> float:
+        """Node-seconds of the budget that trials have not used."""
+        trials = {run.job_id: run.node_s for run in (*self.used.values(), *runs) if run.is_trial}
+        return (self.allowed_s or 0.0) - sum(trials.values())
 
     def _limit_s(self, like: Job) -> int:
         part_s = self.goal.budget.allowed_s(like, like.nodes) / like.nodes / _FIRST_ROUNDS
@@ -404,10 +416,15 @@ class _Search:
             self.rows.append(row)
 
 
+def _ran_through(run: EarlierRun) -> bool:
+    """Whether it ended by itself without an error, or by its time limit."""
+    return run.state in (State.COMPLETED, State.TIMEOUT)
+
+
 def _no_figure(runs: Sequence[EarlierRun]) -> RequestError:
     """The trials at the smallest size gave no figure: they failed, or the program has none."""
     names = ", ".join(run.job_id for run in runs)
-    if all(run.state is not None and run.state.value in ("COMPLETED", "TIMEOUT") for run in runs):
+    if all(map(_ran_through, runs)):
         problems = list(dict.fromkeys(problem for run in runs for problem in read_problems(run.folder)))
         if problems:
             return RequestError(
@@ -430,20 +447,25 @@ def _find_state(trials: Sequence[EarlierRun], job: Job) -> Path | None:
 
 
 def parse_finish(text: str, *, now: float | None = None) -> float:
-    """Seconds since 1970 of ``18:00`` (the next one), ``2026-11-30T08:00``, or ``8h`` from now.
+    """Seconds since 1970 of ``18:00`` or ``18:00:30`` (the next one), ``2026-11-30T08:00``, or ``8h`` from now.
+
+    A date is local unless it names a time zone (``Z``, ``+05:00``).
 
     Raises:
-        RequestError: none of these.
+        RequestError: none of these, or a time in the past.
     """
-    now = time.time() if now is None else now
+    now, hint = time.time() if now is None else now, "write 18:00, 2026-11-30T08:00 or 8h"
     try:
-        if len(text) == 5 and text[2] == ":":
-            clock, today = time.strptime(text, "%H:%M"), datetime.fromtimestamp(now).date()
-            days = (today, today + timedelta(days=1))
-            moments = (datetime(day.year, day.month, day.day, clock.tm_hour, clock.tm_min).timestamp() for day in days)
+        if _CLOCK.fullmatch(text):
+            clock = datetime.strptime(text, "%H:%M:%S" if text.count(":") > 1 else "%H:%M").time()
+            today = datetime.fromtimestamp(now).date()
+            moments = (datetime.combine(day, clock).timestamp() for day in (today, today + timedelta(days=1)))
             return next(moment for moment in moments if moment > now)
-        if "T" in text:
-            return time.mktime(time.strptime(text[:16], "%Y-%m-%dT%H:%M"))
-        return now + walltime_s(text)
-    except ValueError as error:
-        raise RequestError(f"--finish-by {text}: no time", hint="write 18:00, 2026-11-30T08:00 or 8h") from error
+        if "T" not in text:
+            return now + walltime_s(text)
+        moment = datetime.fromisoformat(re.sub(r"Z\Z", "+00:00", text)).timestamp()
+    except (ValueError, OverflowError) as error:
+        raise RequestError(f"--finish-by {text}: no time", hint=hint) from error
+    if moment <= now:
+        raise RequestError(f"--finish-by {text} is in the past", hint=hint)
+    return moment

@@ -35,6 +35,16 @@ class Bound(Frozen, frozen=True):
     tolerance: float = 0.0
     """A figure may be below its bound by this share."""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.tolerance < 1:
+            raise ValueError(f"tolerance {self.tolerance:g}: a share from 0 to below 1, such as 0.05")
+        for what in ("throughput", "efficiency", "speedup"):
+            least = getattr(self, what)
+            if least is not None and not least > 0:
+                raise ValueError(f"{what} {least:g}: a bound is above 0")
+        if self.efficiency is not None and self.efficiency > 1:
+            raise ValueError(_above_one("efficiency", self.efficiency))
+
 
 class Reference(Frozen, frozen=True):
     """``ref.yaml``: bounds by size: ``4`` (nodes, or ranks where the study varies ranks), or ``2x4``."""
@@ -114,7 +124,9 @@ def _row(group: SizeResult, old: SizeResult, compared: Ratio) -> list[str]:
     ]  # fmt: skip
 
 
-_CONDITION = re.compile(r"\s*(\w+)\s*(>=|<=)\s*([0-9.]+(?:[eE][-+]?\d+)?)(%?)\s*(?:at\s+(\S+)\s*)?\Z")
+_CONDITION = re.compile(
+    r"\s*(\w+)\s*(>=|<=)\s*((?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(%?)\s*(?:at\s+(\S+)\s*)?\Z", re.ASCII
+)
 _FIGURES: Final = (
     *(
         "throughput",
@@ -130,6 +142,14 @@ _FIGURES: Final = (
     *("cpu_efficiency", "gpu_utilization", "queue_wait_s", "energy_j"),
 )
 """Figures of a size that a condition may name."""
+_SHARES: Final = (
+    *("efficiency", "communication", "data_wait", "compute", "checkpoint", "cpu_efficiency", "gpu_utilization"),
+)
+"""Figures from 0 to 1, which may be written in percent."""
+
+
+def _above_one(what: str, value: float) -> str:
+    return f"{what} {value:g} is above 1: a share is from 0 to 1; write {value / 100:g} for {value:g} %"
 
 
 def check(analysis: Analysis, bound: str) -> list[BoundCheck]:
@@ -140,13 +160,17 @@ def check(analysis: Analysis, bound: str) -> list[BoundCheck]:
     """
     condition = _CONDITION.match(bound)
     if condition is None:
-        if ("<" in bound or ">" in bound) and not Path(bound).exists():
+        if any(sign in bound for sign in "<>=") and not Path(bound).exists():
             raise RequestError(f"--check {bound!r} is no condition", hint="write 'efficiency>=0.9 at 4', or a file")
         return _check_file(analysis, Path(bound))
     what, relation, number, percent, size = condition.groups()
     if what not in _FIGURES:
         raise RequestError(f"--check {bound!r}: a size has no figure {what!r}", hint=nearest(what, _FIGURES))
+    if percent and what not in _SHARES:
+        raise RequestError(f"--check {bound!r}: {what} is no share", hint="write its value without %")
     value = float(number) / (100 if percent else 1)
+    if what in _SHARES and value > 1:
+        raise RequestError(f"--check {bound!r}: {_above_one(what, value)}")
     groups = analysis.groups if size is None else [_find_size(analysis, size, f"--check {bound!r}")]
     return [BoundCheck(name_size(group), what, _value(group, what), value, relation == "<=") for group in groups]
 

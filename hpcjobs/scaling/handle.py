@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,6 +51,46 @@ COLUMNS: Final = {
     "currency": "text",
 }
 """Columns of `ScalingStudy.results`: unit and meaning. Null: not measured."""
+RUN_COLUMNS: Final = {
+    "nodes": "count: nodes of the run",
+    "ranks": "count: processes of the run",
+    "ntasks_per_node": "count: processes on each node",
+    "repeat": "count: number of the run among those of its size, from 1",
+    "job_id": "text: job or array task",
+    "state": "text: Slurm's name of it",
+    "throughput": "see unit: figure of the run; empty: it gave none",
+    "unit": "text: unit of the throughput",
+    "elapsed_s": "seconds: as the program measured it, else of the job",
+    "step_s": "seconds: median of a step",
+    "communication_s": "seconds: median of a step's wait for other ranks",
+    "data_wait_s": "seconds: median of a step's wait for a batch",
+    "checkpoint_share": "share: time of checkpoints over that of the steps",
+    "samples": "count: samples that were processed",
+    "epoch_s": "seconds: the steps of an epoch",
+    "mfu": "share, 0 to 1: model FLOPs utilization",
+    "loss": "number: last one",
+    "cpu_efficiency": "share, 0 to 1: CPU time over allocated CPUs x time",
+    "gpu_utilization": "share, 0 to 1: mean over time and GPUs",
+    "queue_wait_s": "seconds: wait in the queue",
+    "energy_j": "joules: of all attempts",
+    "energy_source": "text: measured, nvml or modelled",
+    "cost": "money, see currency: of all attempts",
+    "currency": "text: of cost",
+    "node_list": "text: in Slurm's notation",
+    "source": "text: where the job was read: sacct, squeue, local, ...",
+    "code": "text: version of the code",
+    "image": "text: container image",
+    "node_model": "text: model of the device or CPU",
+    "torch_version": "text: version of torch",
+    "run_dir": "text: folder that the run wrote to",
+    "partition": "text: partition it ran in",
+    "ended": "time, UTC: its end",
+    "series": "text: values of what varies beside the sizes; empty: nothing does",
+    "log": "text: log file",
+    "problem": "text: why the run has no figure",
+}
+"""Columns of `ScalingStudy.runs`: unit and meaning. Null: not known."""
+_NOT_NUMBERS: Final = ("text", "count")
 
 
 class ScalingStudy:
@@ -86,12 +127,14 @@ class ScalingStudy:
         return sweep_of(self._study).wait(timeout_s=timeout_s)
 
     def runs(self) -> pd.DataFrame:
-        """One row per run: size, state, throughput, times, and figures of the accounting."""
+        """One row per run; ``attrs["columns"]`` has unit and meaning of each column."""
         require_packages("pandas", "polars", purpose="a table of runs")
         from hpcjobs.jobstats.dataframe import to_pandas
         from hpcjobs.scaling.runs import read_runs
 
-        return to_pandas(read_runs(self._study))
+        frame = to_pandas(read_runs(self._study))
+        frame.attrs["columns"] = dict(RUN_COLUMNS)
+        return frame
 
     def results(self, *, target: float = 0.8, allow_mixed: bool = False) -> pd.DataFrame:
         """One row per size; ``attrs["columns"]`` has unit and meaning of each column, ``attrs["summary"]`` the
@@ -117,7 +160,8 @@ class ScalingStudy:
                 rows.append({name: row[name] for name in COLUMNS})
         summary = [f"{series}: {line}" if series else line for series, one in analyses.items() for line in one.summary]
         per = next(iter(analyses.values())).per
-        frame: pd.DataFrame = pd.DataFrame(rows, columns=list(COLUMNS))
+        numbers = [name for name, what in COLUMNS.items() if what.partition(":")[0] not in _NOT_NUMBERS]
+        frame: pd.DataFrame = pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(numbers, "float64"))
         frame.attrs.update(columns=dict(COLUMNS), summary=summary, per=per)
         return frame
 
@@ -182,32 +226,59 @@ def scale(
         options: sbatch options of every run, as for `hpcjobs.plan`.
 
     Raises:
-        RequestError: a name or a size is illegal.
+        RequestError: a name, a size, the number of repeats or an axis is illegal, or there is no program.
     """
     command = shlex.split(program) if isinstance(program, str) else list(program)
+    if not command:
+        raise RequestError("scale needs a program", hint='"ddp", or ["train.py", "--batch-size", "256"]')
     title = name or PurePath(command[0]).stem.replace(".", "-")[:100]
     try:
         check_name(title, "name")
     except ValueError as error:
         raise RequestError(str(error), hint="name= names the study and its file, NAME.study.json") from error
-    pairs = [size if isinstance(size, tuple) else (size, 1) for size in sizes]
-    if not pairs or any(count < 1 for pair in pairs for count in pair):
-        raise RequestError(f"sizes {pairs}: write numbers of nodes, or pairs of nodes and tasks per node")
+    pairs = _read_sizes(list(sizes))
+    runs = _read_count(repeats)
+    if runs is None:
+        raise RequestError(f"repeats={repeats}: write the number of runs of each size, at least 1")
+    axes = {axis.replace("-", "_"): tuple(map(str, values)) for axis, values in (over or {}).items()}
+    if empty := [axis for axis, values in axes.items() if not values]:
+        raise RequestError(f"over: {', '.join(empty)} has no values", hint='over={"launcher": ["srun", "torchrun"]}')
     study = Study(
         name=title,
         site=site or default_site(),
         mode="weak" if weak else "strong",
         program=tuple(command),
         sizes=tuple(Size(nodes=nodes, ntasks_per_node=tasks) for nodes, tasks in pairs),
-        repeats=repeats,
+        repeats=runs,
         options=options,
         launcher=launcher,
         env=env or {},
         metric=(metric,) if isinstance(metric, str) else tuple(metric),
-        axes={axis.replace("-", "_"): tuple(map(str, values)) for axis, values in (over or {}).items()},
+        axes=axes,
         one_at_a_time=one_at_a_time,
     )
     return ScalingStudy(study, study_file.path_of(title))
+
+
+def _read_sizes(sizes: Sequence[int | tuple[int, int]]) -> list[tuple[int, int]]:
+    pairs = []
+    for size in sizes:
+        counts = [_read_count(count) for count in (size if isinstance(size, tuple) else (size, 1))]
+        if len(counts) != 2 or counts[0] is None or counts[1] is None:
+            break
+        pairs.append((counts[0], counts[1]))
+    if not sizes or len(pairs) < len(sizes):
+        raise RequestError(f"sizes {sizes}: write numbers of nodes, or pairs of nodes and tasks per node")
+    return pairs
+
+
+def _read_count(count: object) -> int | None:
+    """The count as an int, also one of numpy; None: not a whole number from 1 on."""
+    try:
+        value = operator.index(count)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+    return value if value >= 1 else None
 
 
 def find_study(name: str) -> ScalingStudy:

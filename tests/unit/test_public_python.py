@@ -8,12 +8,18 @@ import os
 import subprocess
 import sys
 import sysconfig
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
 import hpcjobs
+from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.jobstats.columns import COLUMNS, unit_of
+from hpcjobs.jobstats.filters import parse_moment
 from hpcjobs.scaling import handle
 from hpcjobs.sweeps import results
 
@@ -30,6 +36,13 @@ def bare_packages(tmp_path: Path) -> Path:
         if not one.name.startswith(absent):
             (folder / one.name).symlink_to(one)
     return folder
+
+
+def test_without_numpy_alone_the_sentence_names_it(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
+    monkeypatch.setattr("hpcjobs.extras.find_spec", lambda name: None if name == "numpy" else name)
+    for table in (hpcjobs.accounting, hpcjobs.scale("work.py", [1], site="local").results):
+        with pytest.raises(HpcJobsError, match="needs numpy"):
+            table()
 
 
 @pytest.mark.parametrize(
@@ -73,8 +86,62 @@ def test_a_study_gives_a_row_per_size_with_bounds_and_units(here: Path) -> None:
     assert list(table["ranks"]) == [1, 2]
     assert list(table["unit"].unique()) == ["runs/h"]
     assert (table["throughput_low"] <= table["throughput"]).all()
-    assert len(study.runs()) == 4
+    assert {table[name].dtype for name in ("step_s", "epoch_s", "energy_j", "cost_per_million")} == {
+        np.dtype("float64")
+    }
+    runs = study.runs()
+    assert len(runs) == 4
+    assert list(runs.columns) == list(handle.RUN_COLUMNS) == list(runs.attrs["columns"])
     assert study.report(here / "page").read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"program": []}, "needs a program"),
+        ({"program": ""}, "needs a program"),
+        ({"sizes": [1.5]}, "sizes"),
+        ({"sizes": []}, "sizes"),
+        ({"sizes": [(1, 0)]}, "sizes"),
+        ({"repeats": 0}, "repeats=0"),
+        ({"over": {"factor": []}}, "factor has no values"),
+    ],
+)
+def test_a_study_that_cannot_be_is_refused_at_once(arguments: dict[str, Any], problem: str, here: Path) -> None:
+    with pytest.raises(RequestError, match=problem):
+        hpcjobs.scale(**{"program": "work.py", "sizes": [1], "site": "local", **arguments})
+
+
+def test_sizes_may_be_integers_of_numpy(here: Path) -> None:
+    sizes = [*np.array([1, 2]), (np.int64(2), np.int64(4))]
+    study = hpcjobs.scale("work.py", sizes, site="local", repeats=np.int64(2))  # type: ignore[arg-type]
+    assert "2x4" in [str(size) for size in study._study.sizes]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"since": "yesterday"}, "since yesterday: not a time"),
+        ({"until": float("nan")}, "until nan: not a time"),
+        ({"since": pd.NaT}, "not a time"),
+        ({"states": ["NOSUCH"]}, "states NOSUCH: not a job state"),
+    ],
+)
+def test_the_accounting_refuses_a_time_or_state_that_is_none(
+    arguments: dict[str, Any], problem: str, here: Path
+) -> None:
+    with pytest.raises(RequestError, match=problem):
+        hpcjobs.accounting(site="local", **arguments)
+
+
+def test_the_accounting_takes_datetimes_and_numbers_of_jobs(here: Path) -> None:
+    """A naive Timestamp is local, as a text is, although pandas counts it as UTC."""
+    moment = datetime(2026, 11, 1, 12, 30)
+    texts = parse_moment("since", "2026-11-01T12:30")
+    for since in (moment, pd.Timestamp(moment), pd.Timestamp(moment).tz_localize(tz=moment.astimezone().tzinfo)):
+        assert parse_moment("since", since) == texts
+        assert hpcjobs.accounting(site="local", since=since, jobs=[1]).empty
+    assert parse_moment("since", moment.date()) == parse_moment("since", "2026-11-01")
 
 
 def test_every_column_of_the_tables_is_documented_with_its_unit() -> None:
@@ -86,7 +153,7 @@ def test_every_column_of_the_tables_is_documented_with_its_unit() -> None:
     }
     for name in COLUMNS:
         assert rows[f"`{name}`"] == unit_of(name), name
-    for name, meaning in (handle.COLUMNS | results.COLUMNS).items():
+    for name, meaning in (*handle.COLUMNS.items(), *handle.RUN_COLUMNS.items(), *results.COLUMNS.items()):
         unit = meaning.partition(":")[0]
         assert f"| `{name}` | {unit} |" in text, name
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import polars as pl
 import pytest
 
-from hpcjobs.errors import RequestError
+from hpcjobs.errors import ConfigError, RequestError
 from hpcjobs.jobstats.derive import SCHEMA
 from hpcjobs.jobstats.sources import AccountingTable
 from hpcjobs.record.summary import Quantiles, RunSummary, Throughput
@@ -251,6 +251,20 @@ def test_bounds_hold_or_are_missed(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("bound", "problem"),
+    [
+        ("efficiency: 90", "write 0.9 for 90 %"),
+        ("throughput: -1", "throughput -1: a bound is above 0"),
+        ("throughput: 100, tolerance: 2", "tolerance 2: a share"),
+    ],
+)
+def test_a_file_of_bounds_that_never_or_always_hold_is_refused(bound: str, problem: str, here: Path) -> None:
+    (here / "ref.yaml").write_text(f"sizes: {{2: {{{bound}}}}}\n")
+    with pytest.raises(ConfigError, match=problem):
+        comparison.check(analyse(runs({1: 100, 2: 170})), "ref.yaml")
+
+
+@pytest.mark.parametrize(
     ("condition", "held"),
     [
         ("efficiency>=0.9 at 2", [False]),
@@ -273,11 +287,17 @@ def test_a_condition_is_checked_at_a_size_or_at_all(condition: str, held: list[b
         ("efficiency>=0.9 at 8", "has not measured"),
         ("efficiency>0.9", "no condition"),
         ("efficiency>=x", "no condition"),
+        ("efficiency>=0.9.1", "no condition"),
+        ("efficiency>=.", "no condition"),
+        ("efficiency=0.9", "write 'efficiency>=0.9 at 4'"),
+        ("throughput>=90%", "throughput is no share"),
+        ("efficiency>=90 at 2", "write 0.9 for 90 %"),
     ],
 )
 def test_a_condition_that_names_no_figure_or_size_is_refused(condition: str, problem: str) -> None:
-    with pytest.raises(RequestError, match=problem):
+    with pytest.raises(RequestError) as refused:
         comparison.check(analyse(runs({1: 100, 2: 170})), condition)
+    assert problem in f"{refused.value} {refused.value.hint}"
 
 
 def test_checks_are_written_as_junit_xml(here: Path) -> None:

@@ -114,6 +114,13 @@ def test_a_program_without_a_figure_is_refused_with_what_to_add() -> None:
     assert len(trials()) == len(entries()) == 3
 
 
+def test_a_size_whose_trials_print_the_figure_and_fail_is_said_to_fail() -> None:
+    Path("rate.py").write_text(SLOWER_AT_3 + "raise SystemExit(n > 1)\n")
+    size = ok(*AUTO, "--json", "rate.py").json["size"]
+    assert size["options"] == {"ntasks_per_node": "1"}
+    assert "trials of 2 tasks per node failed (job L" in size["reasons"][0]
+
+
 def test_the_run_continues_from_the_checkpoints_of_its_trial() -> None:
     Path("train.py").write_text(
         "import time\n"
@@ -170,6 +177,7 @@ def test_a_dry_run_asks_nothing_of_the_queue(tmp_path: Path, monkeypatch: pytest
     Path("c.yaml").write_text("{partitions: {main: {nodes: 8, node: {cpus: 4, mem: 8G}}}, node_local: []}\n")
     proposal = ok("submit", "--site", "c.yaml", "-t", "10h", "-N", "auto", "--finish-by", "9h", "--dry-run", "--json",
                   "rate.py")  # fmt: skip
+    assert "; " not in proposal.err.split("not counted")[0].split("hpcjobs: ")[-1]
     assert proposal.json["next_trial"] == "3 trials of 1 node, 1m00s at most each"
     assert not list(answers.glob("*.asked"))
     assert entries() == []

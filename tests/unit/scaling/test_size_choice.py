@@ -291,7 +291,7 @@ def test_a_size_whose_trials_fail_bounds_the_answer() -> None:
     answer = find(cluster)
     assert answer.options == {"nodes": "5"}
     assert [reason.partition(" (")[0] for reason in answer.reasons[:-1]] == [
-        "trials of 8 nodes gave no figure", "trials of 7 nodes gave no figure", "trials of 6 nodes gave no figure",
+        "trials of 8 nodes failed", "trials of 7 nodes failed", "trials of 6 nodes failed",
     ]  # fmt: skip
 
 
@@ -338,5 +338,19 @@ def test_an_end_may_be_a_clock_time_or_a_date() -> None:
     now = parse_finish("2026-11-30T08:00", now=0)
     assert parse_finish("08:30", now=now) == now + 1800
     assert parse_finish("07:30", now=now) == now + 23.5 * HOUR
-    with pytest.raises(RequestError, match="--finish-by soon: no time"):
-        parse_finish("soon", now=now)
+    assert parse_finish("08:30:30", now=now) == now + 1830
+    assert parse_finish("9:00", now=now) == now + HOUR
+    assert parse_finish("2026-11-30T08:00+05:00", now=0) == parse_finish("2026-11-30T03:00Z", now=0) == 1796007600
+    for text in ("soon", "25:00", "2026-11-31T08:00", "2026-12-01T08:00 noon"):
+        with pytest.raises(RequestError, match=f"--finish-by {text}: no time"):
+            parse_finish(text, now=now)
+    with pytest.raises(RequestError, match="is in the past"):
+        parse_finish("2026-11-29T08:00", now=now)
+
+
+def test_trials_that_hang_cannot_exceed_the_budget() -> None:
+    """The first trials end early, so that the estimate for the next size is low; those run into their limit."""
+    cluster = Cluster(lambda job: 1000.0 if job.nodes == 1 else 0.01, work_s=14000, time="1h")
+    answer = find(cluster, budget=TrialBudget(None, 180))
+    assert answer.options == {"nodes": "1"}
+    assert 170 < answer.cost_node_s <= 180
