@@ -56,10 +56,11 @@ def scaling(
     measured_study = read(path_of(study))
     runs = read_runs(measured_study)
     series = analyse_series(runs, target=target, allow_mixed=allow_mixed)
-    others = [
-        (name, analyse(read_runs(read(path_of(name))), target=target, allow_mixed=allow_mixed))
-        for name in baseline or ()
-    ]
+    others = []
+    for name in baseline or ():
+        other = read(path_of(name))
+        comparison.check_modes(measured_study, other)
+        others.append((name, analyse(read_runs(other), target=target, allow_mixed=allow_mixed)))
     analysis = next(iter(series.values()))
     (label, *_), is_single = series, len(series) == 1
     compared = [(label if not is_single else measured_study.name, analysis), *list(series.items())[1:], *others]

@@ -9,12 +9,16 @@ from typing import Final, NamedTuple
 import msgspec
 
 from hpcjobs.files import read_regular
+from hpcjobs.job.models import Job
 from hpcjobs.record.figures import FigureResult, read_results
 from hpcjobs.record.names import FIGURES_LOG, SUMMARY
+from hpcjobs.record.state import State
 from hpcjobs.record.summary import Throughput
 from hpcjobs.run.job_files import read_json
 
 _MOST_PROBLEMS: Final = 20
+_WITHOUT_RECORD: Final = (None, State.UNKNOWN)
+_WITH_FIGURE: Final = (State.COMPLETED, State.TIMEOUT)
 
 
 class Rate(NamedTuple):
@@ -25,6 +29,11 @@ class Rate(NamedTuple):
     value: float
     """Above 0."""
     unit: str
+
+    @property
+    def label(self) -> str:
+        """The unit; of a figure without one its name."""
+        return self.unit or self.name
 
 
 class _Written(msgspec.Struct):
@@ -50,15 +59,54 @@ def has_reader(run_dir: Path) -> bool:
     return (run_dir / FIGURES_LOG).exists()
 
 
-def read_rate(run_dir: Path) -> Rate | None:
+def counts_as_measurement(state: str | None) -> bool:
+    """Whether the figure of a run in this state counts: of one that failed or was cancelled it does not.
+
+    A run that reached its time limit counts, as does one of which the scheduler has no record (None, UNKNOWN).
+    """
+    return state in _WITH_FIGURE or state in _WITHOUT_RECORD
+
+
+def requested_figure(job: Job) -> str | None:
+    """The name of the figure that ``--metric`` asks for first; None: none, or only figures of a file are read."""
+    return next(iter(job.figures), None) if any(layer.spec.metric for layer in job.layers) else None
+
+
+def read_rate(run_dir: Path, requested: str | None = None) -> Rate | None:
     """The figure of an ended run: the first one of its log, otherwise the program's throughput.
 
-    ``run_dir``: the folder of the run, of the array task or of the cell. None: no positive figure.
+    ``run_dir``: the folder of the run, of the array task or of the cell. ``requested``: the only figure that counts.
+    None: no positive figure.
     """
-    for name, figure in read_figures(run_dir).items():
-        return Rate(name, figure.throughput, figure.throughput_unit) if figure.value > 0 else None
-    written = read_json(run_dir / SUMMARY, _Written)
-    if written is None or written.throughput is None:
+    figures = read_figures(run_dir)
+    name = next(iter(figures), None) if requested is None else requested
+    if name is not None:
+        figure = figures.get(name)
+        if figure is None or figure.value <= 0:
+            return None
+        return Rate(name, figure.throughput, figure.throughput_unit)
+    written = _read_written(run_dir)
+    if written is None or not math.isfinite(written.value) or written.value <= 0:
         return None
-    value = written.throughput.value
-    return Rate("throughput", value, written.throughput.unit) if math.isfinite(value) and value > 0 else None
+    return Rate("throughput", written.value, written.unit)
+
+
+def explain_missing_rate(run_dir: Path, requested: str | None = None) -> str | None:
+    """Why `read_rate` gives nothing for an ended run; None: nothing is known."""
+    figures = read_figures(run_dir)
+    name = next(iter(figures), None) if requested is None else requested
+    if name is not None and (figure := figures.get(name)) is not None:
+        return f"figure {name} is {figure.value:g}, and only one above 0 can be compared"
+    problems = read_problems(run_dir)
+    if requested is not None:
+        own = [problem for problem in problems if problem.startswith(f"figure {requested}:")]
+        return "; ".join(own or problems) or f"figure {requested} was not read from its log"
+    if problems:
+        return "; ".join(problems)
+    written = _read_written(run_dir)
+    return None if written is None else f"the throughput is {written.value:g}, and only one above 0 can be compared"
+
+
+def _read_written(run_dir: Path) -> Throughput | None:
+    written = read_json(run_dir / SUMMARY, _Written)
+    return None if written is None else written.throughput

@@ -100,7 +100,10 @@ def analyse(runs: pl.DataFrame, *, target: float = 0.8, allow_mixed: bool = Fals
             target is not an efficiency.
     """
     if runs["series"].n_unique() > 1:
-        raise RequestError("the study has several series, which are no sizes of one another")
+        raise RequestError(
+            "the study has several series, which are no sizes of one another",
+            hint="hpcjobs report scaling NAME shows each series, and up to which size it is efficient",
+        )
     if not 0 < target < 1:
         raise RequestError(
             f"a target efficiency of {target:g} is not allowed", hint="a share between 0 and 1: 0.8 is 80 %"
@@ -271,10 +274,18 @@ def _count(n: int, per: str) -> str:
     return f"{n} {per[:-1] if n == 1 else per}"
 
 
+def _describe_unbounded(groups: list[SizeResult]) -> str:
+    """Which efficiencies have no lower bound."""
+    single = any(group.efficiency.low is not None for group in groups[1:])
+    return (
+        "by the lower bounds, of single runs by the values" if single else "by their values: their scatter is not known"
+    )
+
+
 def _outlook(knee: Knee, doubling: Interval | None, groups: list[SizeResult], per: str, *, unit: str) -> list[str]:
     largest = groups[-1].n
     bounded = all(group.efficiency.low is not None for group in groups[1:])
-    basis = "by the lower bounds of the 95 % intervals" if bounded else "by their values: their scatter is not known"
+    basis = "by the lower bounds of the 95 % intervals" if bounded else _describe_unbounded(groups)
     up_to = _count(knee.measured or 0, per)
     lines = [f"Efficiency of {knee.target:.0%} or more was measured up to {up_to} ({basis})."]
     if knee.fitted is not None:

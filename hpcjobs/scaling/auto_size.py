@@ -20,7 +20,7 @@ from hpcjobs.errors import RequestError, SchedulerError
 from hpcjobs.job.models import Job, JobSpec, Layer
 from hpcjobs.job.plan import plan_of, resolve_request, run_dir_of
 from hpcjobs.run import folder
-from hpcjobs.run.figures import read_problems
+from hpcjobs.run.figures import counts_as_measurement, explain_missing_rate, requested_figure
 from hpcjobs.run.folder import code_state
 from hpcjobs.run.index import Entry
 from hpcjobs.run.submit import hand_over
@@ -40,7 +40,7 @@ from hpcjobs.scaling.size_choice import (
     measure_sizes,
 )
 from hpcjobs.scaling.study_sweep import current_code
-from hpcjobs.scheduler.base import JobRecord, Report, State
+from hpcjobs.scheduler.base import JobRecord, Report
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.scheduler.local.request import machine_cpus
 from hpcjobs.scheduler.slurm.start_estimate import estimate_start
@@ -418,17 +418,18 @@ class _Search:
 
 def _ran_through(run: EarlierRun) -> bool:
     """Whether it ended by itself without an error, or by its time limit."""
-    return run.state in (State.COMPLETED, State.TIMEOUT)
+    return run.state is not None and counts_as_measurement(run.state)
 
 
 def _no_figure(runs: Sequence[EarlierRun]) -> RequestError:
     """The trials at the smallest size gave no figure: they failed, or the program has none."""
     names = ", ".join(run.job_id for run in runs)
     if all(map(_ran_through, runs)):
-        problems = list(dict.fromkeys(problem for run in runs for problem in read_problems(run.folder)))
+        reasons = (explain_missing_rate(run.folder, requested_figure(run.job)) for run in runs)
+        problems = list(dict.fromkeys(filter(None, reasons)))
         if problems:
             return RequestError(
-                f"job {names} ended, and its figure could not be read from the log: {'; '.join(problems)}",
+                f"job {names} ended, and its figure cannot be used: {'; '.join(problems)}",
                 hint=f"hpcjobs logs {runs[-1].job_id} shows what the program prints; mend --metric or figures:",
             )
         return RequestError(

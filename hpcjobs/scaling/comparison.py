@@ -17,8 +17,9 @@ from hpcjobs.files import write_beside
 from hpcjobs.pages.figures import COLOURS, GREY, add_legend, escape_math, new_figure, style_axes
 from hpcjobs.scaling import plots
 from hpcjobs.scaling.analysis import Analysis, SizeResult
-from hpcjobs.scaling.fits import Interval, Ratio, format_p_value
+from hpcjobs.scaling.fits import Interval, Ratio, format_p_value, reaches
 from hpcjobs.scaling.page import NOT_MEASURED, interval
+from hpcjobs.scaling.study import Study
 from hpcjobs.site.models import Frozen
 from hpcjobs.site.yaml_file import read_yaml
 from hpcjobs.units import format_number, number_style
@@ -68,7 +69,7 @@ class BoundCheck(NamedTuple):
     def held(self) -> bool:
         if self.measured is None:
             return False
-        return self.measured <= self.bound if self.at_most else self.measured >= self.bound
+        return reaches(self.bound, self.measured) if self.at_most else reaches(self.measured, self.bound)
 
     def __str__(self) -> str:
         measured = "not measured" if self.measured is None else format_number(self.measured)
@@ -93,8 +94,26 @@ def compare(analysis: Analysis, baseline: Analysis) -> list[list[str]]:
     shared = match_sizes(analysis, baseline)
     if not shared:
         raise RequestError("the studies share no size")
-    headers = ["nodes x tasks", analysis.unit, "baseline", "ratio", "efficiency", "baseline", "significant at 5 %"]
-    return [headers, *(_row(*each) for each in shared)]
+    efficiency, base = "efficiency", None
+    if name_size(analysis.groups[0]) != name_size(baseline.groups[0]):
+        base = shared[0]
+        efficiency = f"efficiency against {name_size(base[0])}"
+    headers = ["nodes x tasks", analysis.unit, "baseline", "ratio", efficiency, "baseline", "significant at 5 %"]
+    return [headers, *(_row(*each, base) for each in shared)]
+
+
+def check_modes(study: Study, baseline: Study) -> None:
+    """Refuse to compare a strong study, whose work is constant, with a weak one.
+
+    Raises:
+        RequestError: one of each.
+    """
+    if study.mode != baseline.mode:
+        raise RequestError(
+            f"the studies cannot be compared: {study.name} is of {study.mode} scaling, {baseline.name} of"
+            f" {baseline.mode} scaling",
+            hint="on more ranks a strong study does the same work, and a weak one more",
+        )
 
 
 def match_sizes(analysis: Analysis, baseline: Analysis) -> list[tuple[SizeResult, SizeResult, Ratio]]:
@@ -112,7 +131,16 @@ def name_size(group: SizeResult) -> str:
     return f"{group.nodes}x{group.ranks // group.nodes}"
 
 
-def _row(group: SizeResult, old: SizeResult, compared: Ratio) -> list[str]:
+def _row(
+    group: SizeResult, old: SizeResult, compared: Ratio, base: tuple[SizeResult, SizeResult, Ratio] | None
+) -> list[str]:
+    """``base``: the size of both to which efficiencies are relative; None: the smallest of each, which is the same."""
+    efficiencies = [group.efficiency.value, old.efficiency.value]
+    if base is not None:
+        efficiencies = [
+            size.throughput.value / first.throughput.value * first.n / size.n
+            for size, first in zip((group, old), base[:2], strict=True)
+        ]
     now, then = group.throughput, old.throughput
     ratio, p_value = compared
     significant = "scatter not known" if p_value is None else "yes" if p_value < 0.05 else "no"
@@ -120,7 +148,7 @@ def _row(group: SizeResult, old: SizeResult, compared: Ratio) -> list[str]:
         significant += f" ({format_p_value(p_value)})"
     return [
         name_size(group), f"{now.value:{number_style(now.value)}}", f"{then.value:{number_style(then.value)}}",
-        interval(ratio, ".2f"), f"{group.efficiency.value:.0%}", f"{old.efficiency.value:.0%}", significant,
+        interval(ratio, ".2f"), *(f"{efficiency:.0%}" for efficiency in efficiencies), significant,
     ]  # fmt: skip
 
 

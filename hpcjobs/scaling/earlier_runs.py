@@ -17,7 +17,7 @@ from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Job
 from hpcjobs.record.metrics import decode_step
 from hpcjobs.record.names import METRICS
-from hpcjobs.run.figures import Rate, read_rate
+from hpcjobs.run.figures import Rate, counts_as_measurement, read_rate, requested_figure
 from hpcjobs.run.folder import output_dir
 from hpcjobs.run.growing_files import last_lines
 from hpcjobs.run.index import Entry
@@ -144,10 +144,11 @@ def _read_run(entry: Entry, job_id: str, job: Job, record: JobRecord | None) -> 
     elapsed_s = (record.elapsed_s if record is not None else None) or 0.0
     folder = output_dir(Path(entry.run_dir), job_id)
     figure = None
-    if state in (State.COMPLETED, State.TIMEOUT):
-        figure = read_rate(folder) or _rate_so_far(folder)
+    if state is not None and counts_as_measurement(state):
+        requested = requested_figure(job)
+        figure = read_rate(folder, requested) or (_rate_so_far(folder) if requested is None else None)
     duration_s = elapsed_s if state is State.COMPLETED else _duration(folder) if figure else None
-    value, unit = (None, None) if figure is None else (figure.value, figure.unit)
+    value, unit = (None, None) if figure is None else (figure.value, figure.label)
     return EarlierRun(entry, job_id, job, folder, state, elapsed_s, value, unit, duration_s)
 
 

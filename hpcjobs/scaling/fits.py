@@ -46,6 +46,14 @@ class Interval(NamedTuple):
         return Interval(self.value * factor, low, high)
 
 
+def reaches(value: float, least: float) -> bool:
+    """Whether ``value`` is at least ``least``; a difference that floating-point arithmetic makes does not count."""
+    return value >= least - _ROUNDING_ERROR * abs(least)
+
+
+_ROUNDING_ERROR: Final = 1e-9
+
+
 class Ratio(NamedTuple):
     """The ratio of two means."""
 
@@ -58,8 +66,9 @@ class Scatter(NamedTuple):
     """The variance of logarithms of runs of each size, moderated by the variance of all sizes (Smyth 2004).
 
     Larger sizes often scatter more, so a size's variance counts with its degrees of freedom, and the mean variance of
-    all sizes with `_PRIOR_FREEDOM` degrees of freedom. tests/figures/test_coverage.py simulates the coverage of the
-    intervals.
+    all repeated sizes with `_PRIOR_FREEDOM` degrees of freedom. In that mean each size counts alike: otherwise a size
+    with many runs would speak for those with few. A size with fewer runs than the others takes less from them, so that
+    its own scatter decides. tests/figures/test_coverage.py simulates the coverage of the intervals.
     """
 
     variances: Floats
@@ -81,14 +90,20 @@ class Scatter(NamedTuple):
             return None
         variances = np.array([float(np.var(group, ddof=1)) if len(group) > 1 else 0.0 for group in groups])
         variances = np.where(variances < _SCATTER_OF_NOTHING**2, 0.0, variances)
-        of_all = np.tile(free / free.sum(), (len(groups), 1))
-        weights = (_PRIOR_FREEDOM * of_all + np.diag(free)) / (_PRIOR_FREEDOM + free)[:, None]
+        is_repeated = free > 0
+        of_all = np.tile(is_repeated / is_repeated.sum(), (len(groups), 1))
+        prior = _PRIOR_FREEDOM * np.minimum(1, free / free[is_repeated].mean())
+        weights = (prior[:, None] * of_all + np.diag(free)) / np.where(is_repeated, prior + free, 1)[:, None]
         return cls(variances, free, weights, free + 1, rounding)
 
     @property
     def is_known(self) -> bool:
         """False: the runs of each size are equal, although times were not rounded."""
         return bool(self.variances.any() or self.rounding.any())
+
+    def is_known_of(self, of_means: Floats) -> bool:
+        """Whether each size with a weight has two runs: the scatter of others tells nothing certain of a single run."""
+        return self.is_known and bool(self.free[of_means != 0].all())
 
     def spread(self, of_means: Floats) -> tuple[float, float]:
         """Standard error of the sum of the sizes' means with these weights, and its degrees of freedom.
@@ -128,7 +143,7 @@ class Scatter(NamedTuple):
 
 
 _PRIOR_FREEDOM: Final = 2.0
-"""Degrees of freedom with which the scatter of all sizes counts for each of them."""
+"""Degrees of freedom with which the scatter of all sizes counts for each of them that has as many runs as the mean."""
 
 
 _OF_EQUAL: Final = 0.6
@@ -145,43 +160,50 @@ class RunGroups:
     def __init__(self, groups: Sequence[Sequence[float]], rounding: Sequence[float] | None = None) -> None:
         logs = [np.log(np.asarray(group, float)) for group in groups]
         self.means = np.array([float(group.mean()) for group in logs])
+        # Relative to the first run, so that the mean of equal runs is exactly their value.
+        self._values = [
+            float(group[0] * np.exp(np.mean(log - log[0]))) for group, log in zip(groups, logs, strict=True)
+        ]
         of_sizes = np.zeros(len(logs)) if rounding is None else np.asarray(rounding, np.float64)
         self.scatter = Scatter.of([list(group) for group in logs], of_sizes)
 
     def mean(self, group: int) -> Interval:
         """The geometric mean of a group; without an interval where the scatter is not known."""
-        return self._estimate(np.eye(len(self.means))[group])
+        return self._estimate(self._values[group], np.eye(len(self.means))[group])
 
     def ratio(self, group: int, base: int) -> Interval:
         """The ratio of the mean of ``group`` to the mean of ``base``."""
         unit = np.eye(len(self.means))
-        return Interval(1.0) if group == base else self._estimate(unit[group] - unit[base])
+        if group == base:
+            return Interval(1.0)
+        return self._estimate(self._values[group] / self._values[base], unit[group] - unit[base])
 
-    def _estimate(self, weights: Floats) -> Interval:
-        value = float(weights @ self.means)
-        if self.scatter is None or not self.scatter.is_known:
-            return Interval(float(np.exp(value)))
-        reach = self.scatter.reach(weights)
-        return _interval(value, value - reach, value + reach)
+    def _estimate(self, value: float, weights: Floats) -> Interval:
+        if self.scatter is None or not self.scatter.is_known_of(weights):
+            return Interval(value)
+        return _interval(value, self.scatter.reach(weights))
 
     def compare(self, group: int, other: RunGroups, base: int) -> Ratio:
         """The ratio to the mean of a group of another study; interval and p-value are of the same t test."""
         difference = float(self.means[group] - other.means[base])
+        ratio = self._values[group] / other._values[base]
         if self.scatter is None or other.scatter is None:
-            return Ratio(Interval(float(np.exp(difference))), None)
+            return Ratio(Interval(ratio), None)
         both = self.scatter.beside(other.scatter)
         weights = np.zeros(len(self.means) + len(other.means))
         weights[group], weights[len(self.means) + base] = 1, -1
-        if not both.is_known:
-            return Ratio(Interval(float(np.exp(difference))), None)
+        if not both.is_known_of(weights):
+            return Ratio(Interval(ratio), None)
         error, freedom = both.spread(weights)
         reach = error * float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2))
         p_value = 2 * float(special.stdtr(freedom, -abs(difference) / error))
-        return Ratio(_interval(difference, difference - reach, difference + reach), p_value)
+        return Ratio(_interval(ratio, reach), p_value)
 
 
-def _interval(*logs: float) -> Interval:
-    return Interval(*(float(np.exp(value)) for value in logs))
+def _interval(value: float, reach: float) -> Interval:
+    """``reach``: half the width of the interval of the logarithm."""
+    factor = float(np.exp(reach))
+    return Interval(value, value / factor, value * factor)
 
 
 class Law(NamedTuple):

@@ -14,12 +14,13 @@ from hpcjobs.jobstats.filters import JobFilter
 from hpcjobs.jobstats.sources import gather
 from hpcjobs.record.figures import LINE_CHARACTERS, find_rate
 from hpcjobs.record.names import SUMMARY
-from hpcjobs.record.summary import Quantiles, Throughput
-from hpcjobs.run.figures import has_reader, read_problems, read_rate
+from hpcjobs.record.summary import Quantiles
+from hpcjobs.run.figures import counts_as_measurement, explain_missing_rate, has_reader, read_rate
 from hpcjobs.run.growing_files import last_lines
 from hpcjobs.run.job_files import read_json
 from hpcjobs.scaling.study import Mode, Study, StudyRun
 from hpcjobs.scaling.study_sweep import list_runs, read_code, read_image
+from hpcjobs.site.figures import parse_metric
 
 MIXABLE: Final = {
     "code": "code versions",
@@ -52,7 +53,6 @@ _FROM_ACCOUNTING = (
 class Measurements(msgspec.Struct):
     """Keys of summary.json that a study reads. Any program may write them; hpcjobs.record.summary explains them."""
 
-    throughput: Throughput | None = None
     elapsed_s: float | None = None
     step_time_s: Quantiles | None = None
     exposed_communication_s: Quantiles | None = None
@@ -73,15 +73,19 @@ def read_runs(study: Study) -> pl.DataFrame:
     Raises:
         SchedulerError: neither the accounting nor the queue answers.
     """
-    return tabulate(list_runs(study), site=study.site, mode=study.mode)
+    figure = next(iter(parse_metric(study.metric[0]))) if study.metric else None
+    return tabulate(list_runs(study), site=study.site, mode=study.mode, figure=figure)
 
 
-def tabulate(runs: Iterable[StudyRun], *, site: str, mode: Mode) -> pl.DataFrame:
+def tabulate(runs: Iterable[StudyRun], *, site: str, mode: Mode, figure: str | None = None) -> pl.DataFrame:
     """The table of these runs.
 
     A program that leaves no summary.json is measured by the time its job took: in ``runs/h``, or, as a run of a weak
     study does work in proportion to its ranks, in ``rank-runs/h`` (ranks x runs/h). A requeued job gives no figure: its
-    last attempt may have continued the work of earlier ones.
+    last attempt may have continued the work of earlier ones. Nor does a run that failed.
+
+    Args:
+        figure: the only figure that counts; None: the first one that was read, or the program's own throughput.
 
     Raises:
         SchedulerError: neither the accounting nor the queue answers.
@@ -92,11 +96,11 @@ def tabulate(runs: Iterable[StudyRun], *, site: str, mode: Mode) -> pl.DataFrame
     ids = tuple(dict.fromkeys(job_id.partition("_")[0] for _, job_id in known))
     jobs = gather(JobFilter(since=0, job_ids=ids), site=site).jobs
     by_id = {task: row for row in jobs.to_dicts() for task in task_ids(row["job_id"])}
-    rows = [_row(run, by_id.get(job_id, {}), mode=mode) for run, job_id in known]
+    rows = [_row(run, by_id.get(job_id, {}), mode=mode, figure=figure) for run, job_id in known]
     return pl.DataFrame(rows, schema=_COLUMNS, orient="row").sort("ranks", "nodes", "repeat", maintain_order=True)
 
 
-def _row(run: StudyRun, job: dict[str, Any], *, mode: Mode) -> dict[str, Any]:
+def _row(run: StudyRun, job: dict[str, Any], *, mode: Mode, figure: str | None) -> dict[str, Any]:
     folder = Path(run.run_dir)
     row: dict[str, Any] = dict.fromkeys(_COLUMNS)
     row.update({name: job.get(name) for name in _FROM_ACCOUNTING})
@@ -113,16 +117,20 @@ def _row(run: StudyRun, job: dict[str, Any], *, mode: Mode) -> dict[str, Any]:
     )
     if run.job_dir is not None:
         row.update(code=read_code(Path(run.job_dir)), image=read_image(Path(run.job_dir)))
-    if (folder / SUMMARY).exists():
+    if has_summary := (folder / SUMMARY).exists():
         summary = read_json(folder / SUMMARY, Measurements)
         row.update({} if summary is None else _take_measurements(summary))
-        if (rate := read_rate(folder)) is not None:
-            row.update(throughput=rate.value, unit=rate.unit)
-    elif has_reader(folder):
-        row.update(problem="; ".join(read_problems(folder)) or None)
+    state = job.get("state")
+    if not counts_as_measurement(state):
+        return row
+    if has_summary or has_reader(folder) or (figure is not None and state in ("COMPLETED", "TIMEOUT")):
+        if (rate := read_rate(folder, figure)) is not None:
+            row.update(throughput=rate.value, unit=rate.label)
+        else:
+            row.update(problem=explain_missing_rate(folder, figure))
     elif (job.get("attempts") or 1) > 1:
         row.update(problem="requeued, and its last attempt may have done a part of the work only")
-    elif job.get("state") == "COMPLETED" and job.get("elapsed_s"):
+    elif state == "COMPLETED" and job.get("elapsed_s"):
         work, unit = (run.size.ranks, WHOLE_JOBS[1]) if mode == "weak" else (1, WHOLE_JOBS[0])
         row.update(throughput=work * 3600 / job["elapsed_s"], unit=unit)
     return row
@@ -159,8 +167,6 @@ def _take_measurements(summary: Measurements) -> dict[str, Any]:
     measured = 0 if summary.step_time_s is None else summary.step_time_s.count
     per_epoch = summary.steps / summary.epochs if summary.steps and summary.epochs else None
     return {
-        "throughput": summary.throughput.value if summary.throughput else None,
-        "unit": summary.throughput.unit if summary.throughput else None,
         "elapsed_s": summary.elapsed_s,
         "step_s": _median(summary.step_time_s),
         "communication_s": _median(summary.exposed_communication_s),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from hpcjobs.scaling.fits import Interval, RunGroups
+from hpcjobs.scaling.fits import Interval, RunGroups, reaches
 from hpcjobs.scaling.size_answer import count_of
 from hpcjobs.units import human_duration
 
@@ -92,11 +92,15 @@ def find_reached(sizes: Iterable[S], target: float) -> S | None:
         by_n.setdefault(size.n, []).append(size)
     reached = None
     for n in sorted(by_n):
-        here = [size for size in by_n[n] if (size.efficiency.low or size.efficiency.value) >= target]
+        here = [size for size in by_n[n] if _reaches(size.efficiency, target)]
         if not here:
             break
         reached = max(here, key=lambda size: size.efficiency.value)
     return reached
+
+
+def _reaches(efficiency: Interval, target: float) -> bool:
+    return reaches(efficiency.value if efficiency.low is None else efficiency.low, target)
 
 
 def describe_reached(reached: Sized, sizes: Iterable[Sized], per: str) -> str:

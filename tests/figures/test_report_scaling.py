@@ -282,21 +282,22 @@ def test_runs_with_the_same_figure_have_no_scatter_to_test_a_law_with(cluster: S
 def interval_of(logs: dict[Any, Any], weights: dict[Any, float], rounding: dict[Any, float]) -> list[float]:
     """A sum of means of sizes with any numbers of runs, and its bounds: factors, not logarithms.
 
-    Each size's variance is that of its runs, and two degrees of freedom's worth of the mean variance of all runs. That
-    of rounded times is added.
+    Each size's variance is that of its runs, and two degrees of freedom's worth of the mean variance of all sizes, less
+    where it has fewer runs than the mean. That of rounded times is added.
     """
     free = {size: len(runs) - 1 for size, runs in logs.items()}
     own = {size: float(runs.var(ddof=1)) if len(runs) > 1 else 0.0 for size, runs in logs.items()}
+    repeated = [size for size in logs if free[size]]
     parts = dict.fromkeys(logs, 0.0)
     rounded = 0.0
     for size, weight in weights.items():
-        share = weight**2 / len(logs[size]) / (2 + free[size])
-        for other in logs:
-            parts[other] += share * 2 * free[other] / sum(free.values())
+        prior = 2 * min(1.0, free[size] * len(repeated) / sum(free.values()))
+        share = weight**2 / len(logs[size]) / (prior + free[size])
+        for other in repeated:
+            parts[other] += share * prior / len(repeated)
         parts[size] += share * free[size]
         rounded += weight**2 * rounding[size]
     scatter = sum(parts[size] * own[size] for size in logs)
-    repeated = [size for size in logs if free[size]]
     equal = sum(parts.values()) ** 2 / sum(parts[size] ** 2 / free[size] for size in repeated)
     measured = scatter**2 / sum((parts[size] * own[size]) ** 2 / free[size] for size in repeated)
     freedom = equal**0.6 * measured**0.4 * ((scatter + rounded) / scatter) ** 2

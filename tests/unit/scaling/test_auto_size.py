@@ -83,7 +83,7 @@ def test_no_more_tasks_are_tried_than_the_machine_has_cpus(monkeypatch: pytest.M
     Path("rate.py").write_text(SLOWER_AT_3.replace("1.2)", "n)"))
     size = ok(*AUTO, "--json", "rate.py").json["size"]
     assert size["options"] == {"ntasks_per_node": "2"}
-    assert size["reasons"] == ["100% efficient at 2 tasks per node (at least 100%); more are not allowed"]
+    assert size["reasons"] == ["100% efficient at 2 tasks per node; more are not allowed"]
 
 
 def test_an_interrupted_command_goes_on_with_its_trials() -> None:
@@ -119,6 +119,12 @@ def test_a_size_whose_trials_print_the_figure_and_fail_is_said_to_fail() -> None
     size = ok(*AUTO, "--json", "rate.py").json["size"]
     assert size["options"] == {"ntasks_per_node": "1"}
     assert "trials of 2 tasks per node failed (job L" in size["reasons"][0]
+
+
+def test_a_second_figure_does_not_stand_for_the_first_one_of_the_command_line() -> None:
+    refused = within(*BARE, "--metric", r"speed (\S+)", *METRIC, "rate.py")
+    assert refused.code == 5
+    assert "figure speed: no line of the log has it" in " ".join(refused.err.split())
 
 
 def test_the_run_continues_from_the_checkpoints_of_its_trial() -> None:
