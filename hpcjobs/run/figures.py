@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -55,8 +56,8 @@ def read_problems(run_dir: Path) -> list[str]:
 
 
 def has_reader(run_dir: Path) -> bool:
-    """Whether figures of the run's log were asked for."""
-    return (run_dir / FIGURES_LOG).exists()
+    """Whether figures of the run's log were asked for; False if the folder cannot be read."""
+    return os.path.exists(run_dir / FIGURES_LOG)
 
 
 def counts_as_measurement(state: str | None) -> bool:

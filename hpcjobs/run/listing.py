@@ -145,13 +145,14 @@ def make_entries(records: Iterable[JobRecord], site: Site | None) -> list[Entry]
 
 def log_files(entry: Entry) -> list[Path]:
     """The files that the job, or each task of its array, prints to; of a job that Slurm has forgotten the default."""
-    return [_log_file(job_id, entry.slurm_conf) for job_id in own_ids(entry)]
+    ids = own_ids(entry)
+    return [_log_file(job_id, entry.slurm_conf) or Path(f"slurm-{job_id}.out").absolute() for job_id in ids]
 
 
 @cache
-def _log_file(job_id: str, conf: str | None) -> Path:
-    """Asked once in a command: no job changes its files."""
-    return output_file(connect("slurm", conf), job_id) or Path(f"slurm-{job_id}.out").absolute()
+def _log_file(job_id: str, conf: str | None) -> Path | None:
+    """Asked once in a command: no job changes its files. None: Slurm has forgotten the job."""
+    return output_file(connect("slurm", conf), job_id)
 
 
 RECENT_S = 86_400.0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcjobs.run import listing
 from hpcjobs.site import machine
 from hpcjobs.site.machine import cluster_name
 
@@ -28,4 +29,5 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(here)
     cluster_name.cache_clear()  # another test's cluster
     machine._has_configuration.cache_clear()
+    listing._log_file.cache_clear()
     return here

@@ -108,5 +108,5 @@ def test_every_column_that_names_a_field_has_it_in_json() -> None:
 
 def test_watching_is_not_for_programs() -> None:
     answered = within("ps", "--watch", "--json")
-    assert (answered.code, answered.out) == (5, "")
-    assert "--watch and --json exclude each other" in answered.err
+    assert answered.code == 5
+    assert "--watch and --json exclude each other" in answered.json["error"]["message"]
