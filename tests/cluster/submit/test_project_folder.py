@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 from login_node import SITE, Cluster
+from waiting import eventually
 
 SWEEP = """import hpcjobs
 
@@ -39,4 +40,5 @@ def test_the_site_of_the_project_file_is_that_of_jupyter_and_of_submitits_execut
     argv = [sys.executable, "sweep.py"]
     swept = subprocess.run(argv, cwd=cluster.folder, capture_output=True, text=True, timeout=500)
     assert swept.stdout.startswith("[1, 4, 9] "), swept
-    assert "COMPLETED" in cluster.slurm("sacct", "-nXj", swept.stdout.split()[-1], "-o", "state")
+    question = ("sacct", "-nXj", swept.stdout.split()[-1], "-o", "state")
+    eventually(lambda: "COMPLETED" in cluster.slurm(*question), what="the end in the accounting, which is late")
