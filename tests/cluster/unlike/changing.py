@@ -239,5 +239,5 @@ def test_a_plugin_that_prints_and_refuses(workdir: Path, init: Init, tmp_path: P
         plugin = cluster.conf.parent / "job_submit.lua"
         plugin.write_text(PLUGIN.replace("REFUSAL", refusal))
         os.utime(plugin, (time.time() + 60,) * 2)  # Slurm reads it again when it is newer than the last reading
-        text = wrong(check("--run"))["job in all by the default launcher"]
+        text = wrong(check("--run"))["job with no GPU and no partition named by the default launcher"]
         assert "No jobs before noon." in text
