@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from hpcjobs.runtime import checkpoints
-from hpcjobs.runtime.checkpoints import FULL, CheckpointMeta, Draft, measure
+from hpcjobs.runtime.checkpoint_writer import STORAGE_FULL
+from hpcjobs.runtime.checkpoints import CheckpointMeta, Draft, measure
 from hpcjobs.runtime.exits import StorageFault, UsageError, WorldMismatch
 from hpcjobs.runtime.run import Run
 from hpcjobs.runtime.script_start import start
@@ -151,7 +152,7 @@ class RunCallback(Callback):
                 work()
             except OSError as error:
                 wrong = f"{error.filename or self._folder}: {error.strerror or error}"
-                if error.errno in FULL:  # room for the next try: one good checkpoint is enough
+                if error.errno in STORAGE_FULL:  # room for the next try: one good checkpoint is enough
                     checkpoints.prune(self._folder, keep=1, soundness=self._soundness)
         return cast("str | None", trainer.strategy.broadcast(wrong))
 

@@ -29,10 +29,9 @@ from typing import TYPE_CHECKING, Any
 from hpcjobs.files import write_beside
 from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.agreement import find_store
+from hpcjobs.runtime.checkpoint_writer import BackgroundWriter, CheckpointKeeper
 from hpcjobs.runtime.checkpoints import (
     MANIFEST,
-    BackgroundWriter,
-    CheckpointKeeper,
     CheckpointMeta,
     Draft,
     measure,

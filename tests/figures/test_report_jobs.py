@@ -215,7 +215,7 @@ def step_of(job: dict[str, str], suffix: str, begin_s: int, end_s: int, **column
     return job | blank | times | {"JobID": f"{job['JobID']}.{suffix}", "NNodes": "1", "NTasks": "1"} | columns
 
 
-def shown(job_id: str) -> dict[str, Any]:
+def read_row(job_id: str) -> dict[str, Any]:
     (row,) = ok("report", "jobs", job_id, "--json").json
     return dict(row)
 
@@ -247,7 +247,7 @@ def test_steps_that_share_gpus_add_up_to_what_the_gpus_did(
         ran = [(held, percent) for begin, end, held, percent in steps if begin <= second < end]
         did += sum(percent / 100 for _, percent in ran)
         had += min(gpus, sum(held for held, _ in ran))
-    assert shown("501")["gpu_utilization"] == pytest.approx(did / had, abs=1e-9)
+    assert read_row("501")["gpu_utilization"] == pytest.approx(did / had, abs=1e-9)
 
 
 def test_the_memory_of_gpus_is_that_of_the_steps_at_once(cluster: ScriptedCluster) -> None:
@@ -260,7 +260,7 @@ def test_the_memory_of_gpus_is_that_of_the_steps_at_once(cluster: ScriptedCluste
         for n, (begin, end, held) in enumerate([(0, 1800, 10), (0, 1800, 20), (1800, 3600, 25)])
     ]
     cluster.account([job, *rows])
-    assert shown("502")["gpu_mem_bytes"] == 30 << 30
+    assert read_row("502")["gpu_mem_bytes"] == 30 << 30
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -283,7 +283,7 @@ def test_the_memory_of_the_fullest_node_is_that_of_the_steps_on_it(cluster: Scri
         for node in places:
             held[node][begin:end] += rss
     cluster.account([job, *rows])
-    assert shown("503")["mem_per_node_bytes"] == max(of_node.max() for of_node in held.values())
+    assert read_row("503")["mem_per_node_bytes"] == max(of_node.max() for of_node in held.values())
 
 
 def test_a_job_that_has_not_started_has_neither_energy_nor_cost(cluster: ScriptedCluster) -> None:

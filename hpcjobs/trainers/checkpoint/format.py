@@ -32,9 +32,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from hpcjobs import torch_state
+from hpcjobs.runtime.checkpoint_writer import BackgroundWriter
 from hpcjobs.runtime.checkpoints import (
     MANIFEST,
-    BackgroundWriter,
     CheckpointClaim,
     CheckpointMeta,
     Draft,

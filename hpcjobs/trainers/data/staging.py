@@ -29,7 +29,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore
 
-from hpcjobs.files import write_beside
+from hpcjobs.files import FULL, write_beside
 from hpcjobs.runtime.exits import PeerLost, TrainerError, UsageError
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.distributed.process_group import RankGroup
@@ -127,7 +127,7 @@ class NodeCopy:
             try:
                 self._complete(source, root, pool)
             except OSError as error:
-                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                if error.errno in FULL:
                     shutil.rmtree(beside, ignore_errors=True)  # or the disk stays full for all who use it
                 raise
             if root is not target:
@@ -382,7 +382,7 @@ class Staging:
             copies = copy.copy([source for source in sources if source.exists()])
         except OSError as error:
             where = f"rank {self.group.rank} on {self.group.hosts[self.group.rank]}"
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            full = error.errno in FULL
             hint = "a folder on a local disk with space" if full else "the data must be readable, and stay as it is"
             raise UsageError(f"--stage-to {self.folder}: {error} ({where})", hint=hint) from error
         targets = {str(source): str(target) for source, target in copies.items()}

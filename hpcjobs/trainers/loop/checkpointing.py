@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from hpcjobs.runtime import checkpoints
-from hpcjobs.runtime.checkpoints import CheckpointKeeper, CheckpointMeta
+from hpcjobs.runtime.checkpoint_writer import CheckpointKeeper
+from hpcjobs.runtime.checkpoints import CheckpointMeta
 from hpcjobs.runtime.exits import LossNotFinite, StorageFault
 from hpcjobs.runtime.signals import JobControl
 from hpcjobs.runtime.streams import print_error

@@ -26,7 +26,14 @@ from hpcjobs.trainers.optimization.optimizers import (
 )
 from hpcjobs.trainers.optimization.plan import TrainingPlan
 from hpcjobs.trainers.strategies.base import Strategy
-from hpcjobs.trainers.strategies.model import Skeleton, build_skeleton, change_blocks, is_meta, synchronize_batch_norms
+from hpcjobs.trainers.strategies.model import (
+    Skeleton,
+    build_skeleton,
+    change_blocks,
+    is_meta,
+    materialize,
+    synchronize_batch_norms,
+)
 from hpcjobs.trainers.workloads.base import (
     Batch,
     Workload,
@@ -96,7 +103,7 @@ class Stepper:
         """Share of the FLOPs of a step that trains all weights; a frozen weight saves a third, its gradient."""
         self.model = strategy.wrap(bare, group=group, workload=workload, dtype=self.dtype)
         if isinstance(skeleton, Skeleton):
-            strategy.materialize(self.model, skeleton.weights, group)
+            materialize(self.model, skeleton.weights, group)
             del skeleton  # with rank 0's copy of all weights
         if not strategy.autocasts:
             self.dtype = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ class Strategy:
     name = "single"
     backend: str | None = None  # the library that carries gradients, if not the process group's
     quiet_passes = False  # a pass inside quiet() differs from another by its communication alone
-    builds_skeleton = False  # `wrap` takes a model on the meta device, and `materialize` brings its weights
+    builds_skeleton = False  # `wrap` takes a model on the meta device, whose weights come afterwards
     fills = True  # ranks repeat samples, so that the last batches of an epoch have equal sizes
     in_parts = False  # the states below hold DTensors, and each rank saves its parts
     holds_shards = False  # a rank has a part of each gradient, and does not see overflows in other parts
@@ -42,10 +42,6 @@ class Strategy:
         `dtype` is the lower precision to compute in, for a strategy that does not autocast.
         """
         return model
-
-    def materialize(self, model: nn.Module, weights: Mapping[str, torch.Tensor] | None, group: RankGroup) -> None:
-        """Give a skeleton that `wrap` has sharded its weights, which rank 0 has; a collective call."""
-        raise NotImplementedError
 
     def quiet_pass_bytes(self, model: nn.Module) -> int:
         """Return the bytes that a pass inside quiet() needs in addition to a step."""

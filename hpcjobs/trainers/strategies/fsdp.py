@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -17,7 +17,6 @@ from hpcjobs.runtime.exits import UsageError
 from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.fsdp import FsdpFlags
 from hpcjobs.trainers.strategies.base import Strategy, Traffic, blocks_of, choose_blocks
-from hpcjobs.trainers.strategies.model import materialize
 from hpcjobs.trainers.workloads.base import Workload
 
 
@@ -56,9 +55,6 @@ class Fsdp(Strategy):
             fully_shard(block, reshard_after_forward=self.flags.reshard_after_forward, **settings)
         outermost = replace(policy, output_dtype=torch.float32 if dtype else None)
         return cast(nn.Module, fully_shard(model, mesh=mesh, mp_policy=outermost))
-
-    def materialize(self, model: nn.Module, weights: Mapping[str, torch.Tensor] | None, group: RankGroup) -> None:
-        materialize(model, weights, group)
 
     def quiet_pass_bytes(self, model: nn.Module) -> int:
         """Return the bytes of complete weights and gradients: a step has only some blocks of them."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import hpcjobs.runtime
 from hpcjobs import trainers
-from hpcjobs.runtime import checkpoints, signals
+from hpcjobs.runtime import checkpoint_writer, checkpoints, signals
 
 SIZES = {"kit": (range(1, 16), range(2, 16)), "ddp": (range(5, 19), range(5, 14))}
 """Pages and inodes of the disks: from no room for one checkpoint to room for all that the run writes."""
@@ -47,7 +47,7 @@ def run_child(kind: str, keep: int, folder: Path, *, patience_s: float, output: 
             os.dup2(file.fileno(), 2)
             try:
                 signals.LAST_SAVE_S = patience_s
-                checkpoints.FIRST_PAUSE_S = checkpoints.INSISTING_PAUSE_S = 0.01
+                checkpoint_writer.FIRST_PAUSE_S = checkpoint_writer.INSISTING_PAUSE_S = 0.01
                 complete = checkpoints.Draft.complete
 
                 def note(draft: checkpoints.Draft, sums: checkpoints.Sums) -> Path:

@@ -20,10 +20,10 @@ EACH_WRITE = """
 import errno, os, sys, traceback
 from pathlib import Path
 import hpcjobs.runtime
-from hpcjobs.runtime import checkpoints, signals
+from hpcjobs.runtime import checkpoint_writer, signals
 
-checkpoints.INSISTING_PAUSE_S = 0.01
-checkpoints.FIRST_PAUSE_S = float(os.environ["PAUSE_S"])
+checkpoint_writer.INSISTING_PAUSE_S = 0.01
+checkpoint_writer.FIRST_PAUSE_S = float(os.environ["PAUSE_S"])
 left = 0
 
 def fail(event, arguments):
@@ -276,8 +276,8 @@ def test_a_state_with_nan_does_not_take_the_place_of_a_sound_one_that_could_not_
     pytest.importorskip("torch")
     text = f"""
 import torch
-from hpcjobs.runtime import checkpoints, signals
-checkpoints.INSISTING_PAUSE_S, checkpoints.FIRST_PAUSE_S = 0.01, {pause_s}
+from hpcjobs.runtime import checkpoint_writer, signals
+checkpoint_writer.INSISTING_PAUSE_S, checkpoint_writer.FIRST_PAUSE_S = 0.01, {pause_s}
 signals.LAST_SAVE_S = 60.0 if {recovers} else 0.05
 {BEGIN}
 folder = run.run_dir / "checkpoints"
@@ -321,8 +321,8 @@ run.finish()
     (tmp_path / "later.py").write_text(later)
     text = f"""
 import subprocess, sys
-from hpcjobs.runtime import checkpoints, signals
-signals.LAST_SAVE_S, checkpoints.FIRST_PAUSE_S, checkpoints.INSISTING_PAUSE_S = 0.05, 0.0, 0.01
+from hpcjobs.runtime import checkpoint_writer, signals
+signals.LAST_SAVE_S, checkpoint_writer.FIRST_PAUSE_S, checkpoint_writer.INSISTING_PAUSE_S = 0.05, 0.0, 0.01
 {BEGIN}
 {SAVE.format(step=1)}{SAVE.format(step=2)}
 run._checkpoints._writer.wait()

@@ -142,7 +142,9 @@ run.finish(best=numpy.array([0.5]))
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (tmp_path / "folder" / "metrics.jsonl").read_text().splitlines()]
     assert (lines[1]["loss"], lines[1]["metrics"]["one"], lines[1]["metrics"]["count"]) == (1.5, 4.0, 3)
-    assert json.loads((tmp_path / "folder" / "summary.json").read_text())["results"] == {"best": 0.5}
+    assert json.loads((tmp_path / "folder" / "summary.json").read_text())["results"] == {
+        "one": 4.0, "count": 3, "none": None, "best": 0.5
+    }  # fmt: skip
 
 
 def test_ranks_that_save_their_parts_after_different_steps_are_named_at_once(tmp_path: Path) -> None:
@@ -160,9 +162,10 @@ def test_names_and_texts_that_are_no_utf_8_or_hold_control_characters_break_no_f
     done = run_script(tmp_path, f"{BEGIN}run.log(1, loss=1.0, **{logged})\n{end}")
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "folder/metrics.jsonl").read_text("utf-8").rstrip("\n").split("\n")
-    assert json.loads(lines[1])["metrics"] == {"a\\udc80": 1, "b\n": 2, "\x1b[31mc": 3, "d\u2028": 4}
+    metrics = {"a\\udc80": 1, "b\n": 2, "\x1b[31mc": 3, "d\u2028": 4}
+    assert json.loads(lines[1])["metrics"] == metrics
     results = json.loads((tmp_path / "folder/summary.json").read_text("utf-8"))["results"]
-    assert results == {"file": "weights\\udc80.pt", "k\n": 1}
+    assert results == {**metrics, "file": "weights\\udc80.pt", "k\n": 1}
 
 
 @pytest.mark.parametrize("name", ["a\\nb", "\\x1b[31m", "\\udc80"])
