@@ -305,6 +305,7 @@ def init(
     from hpcjobs.errors import RequestError
     from hpcjobs.files import write_beside
     from hpcjobs.job import project
+    from hpcjobs.job.limits import DoesNotFitError
     from hpcjobs.job.plan import refuse_options_after_program
     from hpcjobs.site import project_file
 
@@ -320,9 +321,15 @@ def init(
         raise RequestError(f"{path} exists", hint=hint)
     text = project.project_text(request, site)
     layers = project.layers_of_text(text, path)
-    plan = hpcjobs.plan(JobSpec(), site, spec=layers, made_by="hpcjobs submit", allow_untrusted=dry_run)
-    refuse_options_after_program(plan.job)
-    print_notes(plan.job)
+    try:
+        plan = hpcjobs.plan(JobSpec(), site, spec=layers, made_by="hpcjobs submit", allow_untrusted=dry_run)
+    except DoesNotFitError as error:
+        if site is not None:
+            raise
+        note(f"{error.message}\nname the cluster that runs it: hpcjobs submit --site NAME")
+    else:
+        refuse_options_after_program(plan.job)
+        print_notes(plan.job)
     if not dry_run:
         write_beside(path, text, mode=None)
     print(text, end="", flush=True)

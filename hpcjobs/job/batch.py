@@ -13,6 +13,7 @@ import msgspec
 
 from hpcjobs.errors import RequestError
 from hpcjobs.job.launch import launch
+from hpcjobs.job.limits import DoesNotFitError
 from hpcjobs.job.models import Job, JobSpec, Layer
 from hpcjobs.job.program import trainers
 from hpcjobs.site.models import Containers, Environment, Resources, Site
@@ -344,12 +345,12 @@ def check_batch(spec: JobSpec, sources: Mapping[str, str], site: Site) -> None:
         RequestError: names the option.
     """
     if not site.kind.takes_sbatch_options and spec.wrap is not None:
-        raise RequestError(
+        raise DoesNotFitError(
             f"--wrap: site {site.name} ({site.path}) has no Slurm to run a script",
             hint="in place of it submit the command: bash -c 'COMMAND'",
         )
     if not site.kind.takes_sbatch_options:
-        raise RequestError(
+        raise DoesNotFitError(
             f"batch script: site {site.name} ({site.path}) has no Slurm to run it",
             hint=f"--site names a cluster; `hpcjobs submit --site {site.name} bash SCRIPT` runs the script here,"
             " without its #SBATCH lines",

@@ -216,6 +216,16 @@ def test_init_refuses_what_submit_refuses(repository: Path, arguments: list[str]
     assert not Path(project_file.FILE).exists()
 
 
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("arguments", [["-N", "2", "train.py"], ["job.sh"], ["--wrap", "srun hostname"]])
+def test_init_writes_a_job_for_a_cluster_that_is_not_the_default_site(arguments: list[str]) -> None:
+    Path("job.sh").write_text("#!/bin/bash\n#SBATCH -N 2\nsrun hostname\n")
+    wrote = ok("init", *arguments)
+    assert "name the cluster that runs it: hpcjobs submit --site NAME" in wrote.err
+    assert ok("submit", "--site", "ours", "--dry-run", "--json").json["job"]["site"] == "ours"
+    assert within("init", "--force", "--site", "local", *arguments).code == 5
+
+
 def test_force_behind_the_program_is_named(repository: Path) -> None:
     write("program: train.py\n")
     answer = within("init", "train.py", "--force")
