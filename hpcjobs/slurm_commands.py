@@ -15,6 +15,11 @@ NAMES = (
 """Slurm's programs."""
 HOST_NAMES = 'scontrol show hostnames "$SLURM_JOB_NODELIST"'
 """Line of a job script that prints the names of the job's nodes, one per line."""
+FENCES = ("SLURM_PMIX_FENCE", "ring")
+"""The variable that Slurm's PMIx plugin reads in the environment of a step, and its value: the fence between the ranks
+of several nodes. With the tree, the default of some fences, ranks may leave MPI_Init while others have not reached its
+end, if nodes are busy at the start. The first message kills the late ranks: SIGSEGV in Open MPI's TCP. The ring numbers
+the contribution of each node, and no rank died with it (docs/horovod.md has the counts)."""
 _QUEUE_LETTERS = {
     "JobID": "i", "JobName": "j", "State": "T", "Reason": "r", "Partition": "P", "NodeList": "N", "NNodes": "D",
     "Submit": "V", "Start": "S", "Elapsed": "M", "TimeLimit": "l", "TimeLeft": "L", "Command": "o", "User": "u",

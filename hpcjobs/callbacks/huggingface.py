@@ -17,10 +17,8 @@ from typing import Any
 from hpcjobs.record.summary import write_json
 from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.checkpoints import measure
-from hpcjobs.runtime.exits import UsageError
-from hpcjobs.runtime.run import Run
-from hpcjobs.runtime.script_start import start
-from hpcjobs.runtime.streams import print_error
+from hpcjobs.runtime.exits import UsageError, print_error
+from hpcjobs.runtime.run import Run, start
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments

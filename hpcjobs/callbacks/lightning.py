@@ -14,10 +14,8 @@ from typing import Any, cast
 from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.checkpoint_writer import STORAGE_FULL
 from hpcjobs.runtime.checkpoints import CheckpointMeta, Draft, measure
-from hpcjobs.runtime.exits import StorageFault, UsageError, WorldMismatch
-from hpcjobs.runtime.run import Run
-from hpcjobs.runtime.script_start import start
-from hpcjobs.runtime.streams import print_error
+from hpcjobs.runtime.exits import StorageFault, UsageError, WorldMismatch, print_error
+from hpcjobs.runtime.run import Run, start
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer

@@ -21,8 +21,7 @@ from typing import IO, Any
 
 from hpcjobs.processes.modules import own_module_words
 from hpcjobs.processes.start import start
-from hpcjobs.runtime.pmix import FENCES
-from hpcjobs.slurm_commands import start_on
+from hpcjobs.slurm_commands import FENCES, start_on
 
 _LEAVE_S = 5.0
 

@@ -11,7 +11,6 @@ from hpcjobs import slurm_commands
 from hpcjobs.job.layout import srun_options
 from hpcjobs.job.models import Job
 from hpcjobs.processes.modules import LEAVE_FOLDER, module_words, own_module_words
-from hpcjobs.runtime.pmix import FENCES
 from hpcjobs.scheduler_kind import SchedulerKind
 
 
@@ -122,7 +121,7 @@ def pyxis_args(job: Job) -> tuple[str, ...]:
 
 
 def _fences(job: Job) -> tuple[str, ...]:
-    name, value = FENCES
+    name, value = slurm_commands.FENCES
     return (f"export {name}=${{{name}:-{value}}}",) if (job.max_nodes or job.nodes) > 1 else ()
 
 

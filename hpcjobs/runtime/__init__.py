@@ -11,10 +11,8 @@ is a script's side of a job: see `Run` and docs/own_scripts.md. The names are lo
 
 TYPE_CHECKING = False  # for type checkers it is True; typing would take most of the time that a launch needs
 if TYPE_CHECKING:
-    from hpcjobs.runtime.run import Run
-    from hpcjobs.runtime.script_start import start
+    from hpcjobs.runtime.run import Run, start
 
-_MODULES = {"Run": "run", "start": "script_start"}
 __all__ = ["Run", "start"]
 
 
@@ -23,7 +21,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'hpcjobs.runtime' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"hpcjobs.runtime.{_MODULES[name]}"), name)
+    return getattr(import_module("hpcjobs.runtime.run"), name)
 
 
 def __dir__() -> list[str]:

@@ -27,9 +27,8 @@ from hpcjobs.runtime.checkpoints import (
     prune,
     recorded_loss,
 )
-from hpcjobs.runtime.exits import LossNotFinite, StorageFault
+from hpcjobs.runtime.exits import LossNotFinite, StorageFault, print_error
 from hpcjobs.runtime.signals import JobControl
-from hpcjobs.runtime.streams import print_error
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 """Pause after a failed write; it doubles with each failure."""

@@ -26,8 +26,7 @@ from typing import Any
 
 from hpcjobs.files import write_beside
 from hpcjobs.record.summary import write_json
-from hpcjobs.runtime.exits import BadCheckpoint
-from hpcjobs.runtime.streams import print_error
+from hpcjobs.runtime.exits import BadCheckpoint, print_error
 
 FOLDER = "checkpoints"
 REPLACED = ".replaced"

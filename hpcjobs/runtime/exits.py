@@ -1,4 +1,4 @@
-"""Exit codes, the errors that carry them, and the hooks that report an error at the end of a script.
+"""Exit codes, the errors that carry them, the hooks that report an error at the end of a script, and its last output.
 
     TrainerError
     ├── UsageError          2   a flag or an environment variable can't be right
@@ -19,6 +19,9 @@
     └── AlreadyReported     *   another rank has reported it; the code is that rank's
 
 Any other exception is a bug and ends with a traceback and code 1.
+
+Output is written also after its reader has ended: Python ends with code 120 if it cannot flush a stream at exit, and
+with 1 if a print fails. Both would hide the program's exit code.
 """
 
 from __future__ import annotations
@@ -30,8 +33,35 @@ from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
 from types import TracebackType
+from typing import TextIO
 
-from hpcjobs.runtime.streams import print_error
+
+def print_error(text: str) -> None:
+    """Print a line on standard error, or nowhere."""
+    if sys.stderr is None:
+        return
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        _discard(sys.stderr)
+
+
+def flush() -> None:
+    """Flush both streams before the interpreter does; output without a reader is discarded."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is None:
+            continue
+        try:
+            stream.flush()
+        except OSError:
+            _discard(stream)
+
+
+def _discard(stream: TextIO) -> None:
+    """Redirect ``stream`` with its buffer to /dev/null."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
 
 
 class ExitCode(IntEnum):

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 
 from hpcjobs.files import write_beside
 from hpcjobs.runtime import checkpoints
-from hpcjobs.runtime.agreement import find_store
 from hpcjobs.runtime.checkpoint_writer import BackgroundWriter, CheckpointKeeper
 from hpcjobs.runtime.checkpoints import (
     MANIFEST,
@@ -38,7 +37,7 @@ from hpcjobs.runtime.checkpoints import (
 )
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import BadCheckpoint, LossNotFinite, WorldMismatch
-from hpcjobs.runtime.signals import JobControl
+from hpcjobs.runtime.signals import JobControl, find_store
 
 if TYPE_CHECKING:
     from hpcjobs.torch_state import Buffers

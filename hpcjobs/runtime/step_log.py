@@ -28,8 +28,7 @@ from hpcjobs.record.names import METRICS
 from hpcjobs.record.numbers import decode_object, encode
 from hpcjobs.record.summary import Quantiles, RunSummary, Throughput, format_utc
 from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.runtime.exits import ExitCode
-from hpcjobs.runtime.streams import print_error
+from hpcjobs.runtime.exits import ExitCode, print_error
 from hpcjobs.runtime.tracking import Trackers, open_trackers
 
 FLUSH_S = 1.0

@@ -12,8 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hpcjobs.record.numbers import restore
-from hpcjobs.runtime.exits import UsageError
-from hpcjobs.runtime.streams import print_error
+from hpcjobs.runtime.exits import UsageError, print_error
 
 if TYPE_CHECKING:
     from hpcjobs.trackers import TrackedRun, Tracker

@@ -31,8 +31,7 @@ from typing import Any, Protocol
 from hpcjobs.record.summary import Quantiles
 from hpcjobs.runtime import signals
 from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.runtime.exits import ExitCode
-from hpcjobs.runtime.streams import print_error
+from hpcjobs.runtime.exits import ExitCode, print_error
 
 BINDINGS = "torch._C._distributed_c10d"
 RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from hpcjobs.runtime import checkpoints
-from hpcjobs.runtime.exits import BadCheckpoint, MissingData, TrainerError, UsageError
-from hpcjobs.runtime.streams import print_error
+from hpcjobs.runtime.exits import BadCheckpoint, MissingData, TrainerError, UsageError, print_error
 from hpcjobs.trainers.checkpoint import format as checkpoint
 from hpcjobs.trainers.commandline.flags import Parser, add_flags, flag, parse_all, read_flags
 from hpcjobs.trainers.optimization.adapters import Adapters, merge, write_adapters

@@ -21,9 +21,8 @@ from typing import Any, Generic, TypeVar
 
 from hpcjobs.record.summary import RunSummary
 from hpcjobs.runtime.dist import DistEnv, refuse_other_world
-from hpcjobs.runtime.exits import AlreadyReported, ExitCode, Requeue, TrainerError, UsageError
+from hpcjobs.runtime.exits import AlreadyReported, ExitCode, Requeue, TrainerError, UsageError, flush, print_error
 from hpcjobs.runtime.signals import Stop, control_dir, ignore, listen
-from hpcjobs.runtime.streams import flush, print_error
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.commandline.flags import Parser, add_flags, flags_of, list_options, parse_all, read_flags
 from hpcjobs.trainers.commandline.own_workload import find_function

@@ -18,8 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcjobs.runtime.exits import BadData, MissingData, TrainerError, UsageError
-from hpcjobs.runtime.streams import print_error
+from hpcjobs.runtime.exits import BadData, MissingData, TrainerError, UsageError, print_error
 from hpcjobs.trainers.commandline.flags import Parser, add_flags, flag, parse_all, positive, read_flags
 from hpcjobs.trainers.workloads.saved_dataset import is_saved_dataset, open_saved_dataset
 from hpcjobs.trainers.workloads.tokens import Tokens, TokensInfo, TokenWriter

@@ -33,8 +33,8 @@ from hpcjobs.runtime.exits import (
     PeerLost,
     StorageFault,
     TrainerError,
+    print_error,
 )
-from hpcjobs.runtime.streams import print_error
 from hpcjobs.scheduler_kind import find_kind
 from hpcjobs.trainers.distributed.rendezvous import open_store, roll_call
 

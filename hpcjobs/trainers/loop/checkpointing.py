@@ -12,9 +12,8 @@ import torch.distributed as dist
 from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.checkpoint_writer import CheckpointKeeper
 from hpcjobs.runtime.checkpoints import CheckpointMeta
-from hpcjobs.runtime.exits import LossNotFinite, StorageFault
+from hpcjobs.runtime.exits import LossNotFinite, StorageFault, print_error
 from hpcjobs.runtime.signals import JobControl
-from hpcjobs.runtime.streams import print_error
 from hpcjobs.trainers.checkpoint import format as checkpoint
 from hpcjobs.trainers.checkpoint import state as resume
 from hpcjobs.trainers.checkpoint.format import CheckpointWriter, WriterGroup

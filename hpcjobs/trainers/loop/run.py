@@ -15,10 +15,9 @@ import torch
 from hpcjobs.record.names import SUMMARY
 from hpcjobs.record.summary import Quantiles, RunSummary
 from hpcjobs.runtime import signals
-from hpcjobs.runtime.agreement import StopAgreement
 from hpcjobs.runtime.checkpoints import CheckpointMeta
 from hpcjobs.runtime.exits import Requeue, UnequalData, UsageError
-from hpcjobs.runtime.signals import JobControl
+from hpcjobs.runtime.signals import JobControl, StopAgreement
 from hpcjobs.runtime.tracking import Trackers, open_trackers, require_trackers
 from hpcjobs.runtime.watchdog import Watchdog
 from hpcjobs.trackers import TrackedRun

@@ -22,7 +22,7 @@ from hpcjobs.record.metrics import MetricsLog
 from hpcjobs.record.monitor import Head, Load, encode_head, encode_sample
 from hpcjobs.record.names import monitor_name
 from hpcjobs.record.summary import Monitored
-from hpcjobs.runtime.streams import print_error
+from hpcjobs.runtime.exits import print_error
 from hpcjobs.trainers.distributed.process_group import RankGroup
 
 try:

@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from hpcjobs.runtime.exits import UsageError
-from hpcjobs.runtime.streams import print_error
+from hpcjobs.runtime.exits import UsageError, print_error
 from hpcjobs.trainers.commandline.flags import StepRange
 from hpcjobs.trainers.distributed.process_group import RankGroup
 

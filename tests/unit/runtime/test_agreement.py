@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcjobs.runtime import agreement
-from hpcjobs.runtime.agreement import Board, FileBoard, StopAgreement, name_attempt
-from hpcjobs.runtime.signals import Stop
+from hpcjobs.runtime import signals
+from hpcjobs.runtime.signals import Board, FileBoard, Stop, StopAgreement, name_attempt
 
 
 class Memory:
@@ -55,7 +54,7 @@ def run_until_all_stop(ranks: list[StopAgreement], *, seed: int, apart: int) -> 
 def test_all_ranks_stop_at_the_same_boundary_whoever_hears_the_signal(
     apart: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agreement, "LOOK_S", 0.0)
+    monkeypatch.setattr(signals, "LOOK_S", 0.0)
     for seed in range(100):
         stopped = run_until_all_stop(make_ranks(Memory(), 4, apart=apart), seed=seed, apart=apart)
         assert len(set(stopped)) == 1, (seed, stopped)
@@ -71,7 +70,7 @@ def test_the_board_of_files_gives_a_text_only_once_it_is_complete(tmp_path: Path
 
 
 def test_ranks_that_agree_over_files_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "LOOK_S", 0.0)
+    monkeypatch.setattr(signals, "LOOK_S", 0.0)
     folder = tmp_path / "board"
 
     def make_rank(rank: int) -> StopAgreement:
