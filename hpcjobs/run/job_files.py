@@ -171,12 +171,27 @@ _REQUEUE_S = 86_400.0
 
 
 def read_accounting(entry: Entry) -> list[JobRecord] | None:
-    """The records that were kept; None where there are none, or the job has started again since."""
+    """The records that were kept; None where there are none, or the job, or a task of it, has started again since."""
+    records = read_ends(entry)
+    return records if covers_tasks(entry, records) else None
+
+
+def read_ends(entry: Entry) -> list[JobRecord]:
+    """The kept records of those tasks that have not started again since."""
     path = Path(entry.run_dir) / ACCOUNTING
-    records = read_json(path, list[JobRecord])
-    if records is None or any(_started_since(entry, task, path, records) for task in own_ids(entry)):
-        return None
-    return records
+    records = read_json(path, list[JobRecord]) or []
+    again = {task for task in own_ids(entry) if _started_since(entry, task, path, records)} if records else set()
+    return [record for record in records if again.isdisjoint(_tasks_of(record))]
+
+
+def covers_tasks(entry: Entry, records: Iterable[JobRecord]) -> bool:
+    """Whether there is a record of every task: the accounting of an array arrives task by task."""
+    there = {task for record in records for task in _tasks_of(record)}
+    return bool(there) and (entry.job_id in there or there.issuperset(own_ids(entry)))
+
+
+def _tasks_of(record: JobRecord) -> tuple[str, ...]:
+    return (*task_ids(record.job_id), record.job_id)
 
 
 def _started_since(entry: Entry, task: str, path: Path, records: list[JobRecord]) -> bool:
@@ -192,7 +207,7 @@ def _started_since(entry: Entry, task: str, path: Path, records: list[JobRecord]
     state = read_state(entry, task)
     if state is None:
         return False
-    own = [record for record in records if task in (*task_ids(record.job_id), record.job_id)]
+    own = [record for record in records if task in _tasks_of(record)]
     if any(record.restarts is not None and state.restarts > record.restarts for record in own):
         return True
     ends = [record.ended for record in own if record.ended is not None]
@@ -244,17 +259,24 @@ def keep_accounting(entry: Entry, records: list[JobRecord]) -> None:
         warnings.warn(f"{folder / ACCOUNTING} cannot be written: {error.strerror}", HpcJobsWarning, stacklevel=2)
 
 
-def drop_accounting(entry: Entry) -> None:
-    """Forget the kept records of a job that is in the queue again."""
-    with contextlib.suppress(OSError):
-        (Path(entry.run_dir) / ACCOUNTING).unlink()
+def drop_ends(entry: Entry, ends: list[JobRecord], alive: Iterable[JobRecord]) -> list[JobRecord]:
+    """Forget those of the kept records ``ends`` whose tasks are in the queue again; return the others."""
+    again = {task for record in alive for task in _tasks_of(record)}
+    rest = [record for record in ends if again.isdisjoint(_tasks_of(record))]
+    if rest and len(rest) < len(ends):
+        keep_accounting(entry, rest)
+    elif not rest:
+        with contextlib.suppress(OSError):
+            (Path(entry.run_dir) / ACCOUNTING).unlink()
+    return rest
 
 
 def is_closed(entry: Entry) -> bool:
     """Whether the job needs no further query: its accounting is kept, or its run folder was removed."""
+    path = Path(entry.run_dir) / ACCOUNTING
     try:
-        os.stat(Path(entry.run_dir) / ACCOUNTING)
-        return True
+        os.stat(path)
+        return entry.array is None or covers_tasks(entry, read_json(path, list[JobRecord]) or [])
     except (FileNotFoundError, NotADirectoryError):
         return not os.path.lexists(entry.run_dir)
     except OSError:

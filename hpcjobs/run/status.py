@@ -28,8 +28,9 @@ from hpcjobs.run.job_files import (
     CLOCK_TOLERANCE_S,
     all_ended,
     are_final,
+    covers_tasks,
     current_id,
-    drop_accounting,
+    drop_ends,
     find_started,
     is_closed,
     keep_accounting,
@@ -37,8 +38,8 @@ from hpcjobs.run.job_files import (
     own_ids,
     own_record,
     own_records,
-    read_accounting,
     read_attempts,
+    read_ends,
     write_continuation,
 )
 from hpcjobs.runtime.hostlist import hosts_of
@@ -80,6 +81,9 @@ class _Open(NamedTuple):
 
     entry: Entry
     accounted: list[JobRecord] | None
+    """Of every task."""
+    ends: list[JobRecord]
+    """Of those tasks that have not started again."""
 
 
 def statuses(
@@ -96,13 +100,14 @@ def statuses(
     known: dict[int, list[JobRecord]] = {}
     to_ask: list[_Open] = []
     for entry in all_entries:
-        accounted = _of(entry, {current_id(entry): read_accounting(entry) or []}) or None
+        ends = _of(entry, {current_id(entry): read_ends(entry)})
+        accounted = ends if covers_tasks(entry, ends) else None
         if accounted is not None:
             known[id(entry)] = accounted
             if not may_be_requeued(entry, accounted):
                 continue
         if (owner := owner_elsewhere(entry)) is None:
-            to_ask.append(_Open(entry, accounted))
+            to_ask.append(_Open(entry, accounted, ends))
         elif accounted is None:
             known[id(entry)] = _written(entry, reason=f"on {owner}")
     to_ask.sort(key=_where)
@@ -153,8 +158,8 @@ def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord
     except SchedulerDownError as no_answer:
         accounted, error = {}, no_answer
     ended = {job_id: [r for r in records if r.state.ended] for job_id, records in accounted.items()}
-    candidates = [entry for entry, _ in members if entry.is_foreign and current_id(entry) in ended_ids]
-    if late := [current_id(entry) for entry in candidates if not _is_complete(entry, _of(entry, ended))]:
+    candidates = [entry for entry, _, _ in members if entry.is_foreign and current_id(entry) in ended_ids]
+    if late := [current_id(entry) for entry in candidates if not covers_tasks(entry, _of(entry, ended))]:
         for job_id, records in _by_parent(r for r in scheduler.show_jobs(late) if r.state.ended).items():
             there = {record.job_id for record in ended.get(job_id, [])}
             accounted[job_id] = ended.get(job_id, []) + [r for r in records if r.job_id not in there]
@@ -259,15 +264,17 @@ def _resolve(member: _Open, queued: list[JobRecord], accounted: list[JobRecord])
     # COMPLETING with such an end on record is a job on its way back to the queue; otherwise it is the job's own end.
     put_back = any(record.state in _PUT_BACK for record in accounted)
     alive = [r for r in queued if not r.state.ended and (put_back or r.state is not State.COMPLETING)]
-    if member.accounted is not None:
-        if not alive:
-            return member.accounted
-        drop_accounting(entry)  # requeued by hand: the kept end is not the last one
-    if not alive and all(record.state.ended for record in accounted) and _is_complete(entry, accounted):
+    if member.accounted is not None and not alive:
+        return member.accounted
+    if not alive and all(record.state.ended for record in accounted) and covers_tasks(entry, accounted):
         # sacct may correct a record for some minutes: an early one is shown, but not kept.
         if are_final(entry, accounted):
             keep_accounting(entry, accounted)
         return accounted
+    # Tasks that are in the queue again were requeued by hand: their kept ends are not the last ones.
+    ends = drop_ends(entry, member.ends, alive) if alive and member.ends else member.ends
+    there = {task for record in accounted for task in task_ids(record.job_id)}
+    accounted = [*accounted, *(record for record in ends if there.isdisjoint(task_ids(record.job_id)))]
     reported = {task for record in alive for task in task_ids(record.job_id)}
     final = [record for record in accounted if record.state.ended and reported.isdisjoint(task_ids(record.job_id))]
     reported |= {task for record in final for task in task_ids(record.job_id)}
@@ -290,12 +297,6 @@ def _own_or_lost(entry: Entry, task: str, queued: JobRecord | None) -> JobRecord
     if own is None or own.state.ended:
         return own
     return queued or msgspec.structs.replace(own, state=State.UNKNOWN, source="nobody", reason=_LOST)
-
-
-def _is_complete(entry: Entry, accounted: list[JobRecord]) -> bool:
-    """Every task is there: the accounting of an array arrives task by task."""
-    there = {task for record in accounted for task in (*task_ids(record.job_id), record.job_id)}
-    return entry.job_id in there or there.issuperset(own_ids(entry))
 
 
 def _unknown(entry: Entry) -> JobRecord:

@@ -73,17 +73,40 @@ class Begun(Submitter, frozen=True, kw_only=True):
     """As in `Entry`."""
 
 
-def begin(plan: Plan) -> None:
-    """Record that the plan's job is being handed over. If the state folder is read-only, `remember` warns."""
+def begin(plan: Plan) -> Begun:
+    """Record that the plan's job is being handed over.
+
+    If the state folder cannot be written, `remember` warns, or `keep_begun` if it is not known whether there is a job.
+    """
     job = plan.job
     begun = Begun(
         run_dir=str(plan.run_dir), scheduler=job.scheduler, slurm_conf=job.slurm_conf,
         cluster=own_cluster(job.scheduler, job.slurm_conf), **msgspec.structs.asdict(this_process()),
     )  # fmt: skip
-    path = _begun_path(plan.run_dir)
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_beside(path, msgspec.json.encode(begun))
+        _write_begun(begun)
+    return begun
+
+
+def keep_begun(begun: Begun) -> None:
+    """Record a submission that may have led to a job, if `begin` could not; a failed write is a warning."""
+    if _read_begun(_begun_path(begun.run_dir)) is not None:
+        return
+    try:
+        _write_begun(begun)
+    except OSError as error:
+        warnings.warn(
+            f"if a job was accepted, it is not in the list of jobs {index.index_dir()}, which cannot be written: "
+            f"{error.strerror or error}; its run folder is {begun.run_dir}",
+            HpcJobsWarning,
+            stacklevel=2,
+        )
+
+
+def _write_begun(begun: Begun) -> None:
+    path = _begun_path(begun.run_dir)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_beside(path, msgspec.json.encode(begun))
 
 
 def began_at(run_dir: str | Path) -> float | None:

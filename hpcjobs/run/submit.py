@@ -97,12 +97,14 @@ def hand_over(plan: Plan, scheduler: JobQueue, *, refused: Callable[[Plan], None
     ``refused`` is called where no job was accepted.
     """
     with defer_signals() as deferred:
-        submission.begin(plan)
+        begun = submission.begin(plan)
         try:
             with count_against_budget(plan.job):
                 accepted = scheduler.submit(plan)
         except (HpcJobsError, OSError) as error:
-            if not (isinstance(error, SchedulerDownError) and error.maybe_taken):
+            if isinstance(error, SchedulerDownError) and error.maybe_taken:
+                submission.keep_begun(begun)
+            else:
                 if refused is not None:
                     refused(plan)
                 submission.forget(plan.run_dir)

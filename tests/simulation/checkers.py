@@ -304,7 +304,9 @@ def check_states(life: Life) -> None:
         if _has_late_copy(life, run_dir):
             continue
         submission = next((s for s in life.submissions if run_dir in folders_of(life, s)), None)
-        starts = [a.started for job in jobs_of(life, run_dir) for a in job.attempts]
+        jobs = jobs_of(life, run_dir)
+        # A job that was put back may start again, or be cancelled while it waits.
+        starts = [when for job in jobs for when in (*(a.started for a in job.attempts), *job.put_backs)]
         final: tuple[float, str, str] | None = None
         for when, who, state, source in sorted(rows):
             if state not in ENDED:

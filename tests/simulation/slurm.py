@@ -132,8 +132,8 @@ class Job:
     is_split: bool = False
     """Of an array's task: it is a job of its own; the others are one record, by Slurm's books and in its answers."""
     is_requeued_held: bool = False
-    put_back_at: float | None = None
-    """When it was last requeued."""
+    put_backs: list[float] = field(default_factory=list)
+    """When it was requeued."""
     ends: list[tuple[float, str]] = field(default_factory=list)
     """Every end that was final when it came: a second one follows a requeue only."""
     warn_s: float | None = None
@@ -146,6 +146,11 @@ class Job:
     @property
     def root(self) -> int:
         return self.number if self.array is None else self.array
+
+    @property
+    def put_back_at(self) -> float | None:
+        """When it was last requeued."""
+        return self.put_backs[-1] if self.put_backs else None
 
     @property
     def shown_state(self) -> str:
@@ -718,7 +723,7 @@ class Slurm:
     def _put_back(self, job: Job) -> None:
         job.state, job.reason, job.restarts, job.completing = "PENDING", "BeginTime", job.restarts + 1, False
         job.submit, job.begin = self.world.now, max(job.begin, self.world.now + self.settings.requeue_delay_s)
-        job.put_back_at = self.world.now
+        job.put_backs.append(self.world.now)
         job.start = job.end = None
         job.node_list = []
         if job.held:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import checkers
 import life
 import pytest
-from life import Schedule
+from life import Life, Schedule, Seen
 from simulate import Failure, describe, play, play_range
+from slurm import Job
+
+from hpcjobs.scheduler.base import JobRecord, State
 
 FIXED = 600
 """Seeds that every run plays."""
@@ -25,6 +29,18 @@ def test_a_schedule_is_the_same_each_time_that_it_is_played(tmp_path: Path) -> N
     schedule = Schedule(62, life.draw_faults(62))
     first, second = (play(schedule, tmp_path / "world").world.trace for _ in range(2))
     assert first == second
+
+
+@pytest.mark.parametrize("was_requeued", [True, False])
+def test_an_ended_job_that_is_put_back_may_be_cancelled_while_it_waits(tmp_path: Path, was_requeued: bool) -> None:
+    played = Life(Schedule(0, ()), tmp_path)
+    run_dir = str(tmp_path / "run")
+    job = Job(1, f"{run_dir}/job.sh", "x", 1.0, "", 1.0, put_backs=[30.0] if was_requeued else [])
+    played.slurm.every.append(job)
+    for when, state in ((20.0, State.COMPLETED), (40.0, State.CANCELLED)):
+        played.seen.append(Seen(when, "ps", run_dir, JobRecord("1", state, "sacct"), is_away=False))
+    checkers.check_states(played)
+    assert bool(played.errors) != was_requeued
 
 
 def test_a_failure_names_the_command_that_replays_it() -> None:

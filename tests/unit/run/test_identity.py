@@ -17,7 +17,7 @@ from hpcjobs.run import index
 from hpcjobs.run.control import cancel
 from hpcjobs.run.identity import is_queued
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import FINAL_AFTER_S
+from hpcjobs.run.job_files import FINAL_AFTER_S, is_closed, read_accounting
 from hpcjobs.run.listing import listing
 from hpcjobs.run.select import newest, select
 from hpcjobs.run.status import statuses
@@ -201,6 +201,24 @@ def test_a_job_requeued_by_hand_is_asked_about_again(job: Entry) -> None:
     again = {"submitted": NOW - 9, "started": NOW - 5, "command": f"{job.run_dir}/job.sh"}
     assert states(job, Slurm([record(State.RUNNING, **again)])) == [(State.RUNNING, "squeue")]
     assert not is_kept.exists()
+
+
+def test_the_kept_ends_of_an_array_stay_while_one_of_its_tasks_is_requeued(job: Entry) -> None:
+    """Its other tasks are shown as the accounting had them, and not as they wrote."""
+    array = replace(job, array="0-1")
+    for task in ("0", "1"):
+        Path(job.run_dir, task).mkdir()
+        content = {"job_id": f"7_{task}", "state": "FAILED", "exit_code": 85, "nodes": "n1", "restarts": 0}
+        times = {"started": NOW - 3590, "ended": NOW - 3000}
+        Path(job.run_dir, task, "state.json").write_text(json.dumps(content | times), encoding="utf-8")
+    ends = [record(State.TIMEOUT, "sacct", job_id=f"7_{task}", ended=NOW - 3000) for task in ("0", "1")]
+    assert states(array, Slurm(accounted=ends)) == [(State.TIMEOUT, "sacct")] * 2
+    assert is_closed(array)
+    again = record(State.RUNNING, job_id="7_1", started=NOW - 5, command=f"{job.run_dir}/job.sh")
+    for _ in range(2):
+        assert states(array, Slurm([again])) == [(State.RUNNING, "squeue"), (State.TIMEOUT, "sacct")]
+        assert not is_closed(array)
+        assert read_accounting(array) is None
 
 
 def test_what_a_job_wrote_after_its_accounting_was_kept_makes_it_be_asked_again(job: Entry) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -14,6 +16,8 @@ from hpcjobs.errors import CommandMissingError, HpcJobsWarning, SchedulerDownErr
 from hpcjobs.job.models import Plan
 from hpcjobs.processes.programs import Result, clean_env, run
 from hpcjobs.run import folder
+from hpcjobs.run.index import index_dir
+from hpcjobs.run.submission import read_begun
 from hpcjobs.run.submit import submit
 from hpcjobs.scheduler.slurm.client import SlurmScheduler
 from hpcjobs.scheduler.slurm.table import SEPARATOR
@@ -90,6 +94,35 @@ def test_an_sbatch_that_prints_a_banner_and_no_id_is_looked_for_in_the_queue(pla
         submit(plan, scheduler=Recorded(sbatch=[banner], squeue=[NOBODY]).slurm())
     assert caught.value.maybe_taken
     assert plan.run_dir.exists()
+
+
+@pytest.mark.parametrize("is_writable_again", [True, False])
+def test_a_job_that_may_have_been_accepted_is_found_though_its_submission_could_not_be_noted(
+    plan: Plan, is_writable_again: bool
+) -> None:
+    banner = Result(0, "Welcome!\n", "")
+    recorded = Recorded(sbatch=[banner], squeue=[NOBODY])
+    obstacle = index_dir() / "begun"
+    obstacle.parent.mkdir(parents=True)
+    obstacle.touch()
+
+    def run(argv: Sequence[str], **more: Any) -> Result:
+        if is_writable_again:
+            obstacle.unlink(missing_ok=True)
+        return recorded(argv, **more)
+
+    slurm = SlurmScheduler(runner=run, pause=recorded.paused.append)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(SchedulerDownError, match="no job id"):
+            submit(plan, scheduler=slurm)
+    texts = [str(warning.message) for warning in caught]
+    if is_writable_again:
+        assert [begun.run_dir for begun in read_begun()] == [str(plan.run_dir)]
+        assert texts == []
+    else:
+        assert len(texts) == 1
+        assert f"its run folder is {plan.run_dir}" in texts[0]
 
 
 def test_an_id_of_a_wrapper_that_fails_afterwards_is_looked_for_in_the_queue(plan: Plan) -> None:
