@@ -156,7 +156,9 @@ def _subject(job: str | None, log: Path | None, site: str | None) -> Subject:
             return gather_entry(entry, log=log)
         if entry.name == job:
             job = entry.job_id
-    except UnknownJobError:
+    except UnknownJobError as error:
+        if Path(job).is_file():
+            raise UnknownJobError(error.message, hint=f"`hpcjobs why --log {job}` explains a log") from error
         if not re.fullmatch(r"\d+(?:[_+]\d+)?", job):
             raise
     return gather_foreign(job, slurm_conf=_slurm_conf(site), log=log)

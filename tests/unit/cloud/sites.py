@@ -8,12 +8,13 @@ from typing import Any
 import yaml
 from site_folders import user_folder
 
+from hpcjobs.cloud import section
 from hpcjobs.data import data_folder
 from hpcjobs.site.library import load_site
 from hpcjobs.site.models import Site
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIG9uZSBrZXkgdGhhdCBub2JvZHkgaGFzIGF0IGFsbA you@laptop"
-PROVIDERS = ("gcp", "nebius")
+PROVIDERS = tuple(section.PROVIDERS)
 SHIPPED = {"gcp": "gcp-t4", "nebius": "nebius-h100"}
 PROJECT = {"gcp": "my-project", "nebius": "project-e00aaaa"}
 NO_GPU = {"gcp": "n1-standard-8", "nebius": "cpu-d3/16vcpu-64gb"}

@@ -18,12 +18,13 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from sites import KEY, PROVIDERS, saved, sized, tree
+from sites import KEY, NO_GPU, PROJECT, PROVIDERS, SHIPPED, saved, sized, tree
 
 from hpcjobs import __version__, plan
 from hpcjobs.cloud import section
 from hpcjobs.cloud.cluster import resolve_cluster
 from hpcjobs.cloud.render import Kind, render, wheel_of, write
+from hpcjobs.cloud.schema import provider_schema
 from hpcjobs.data import data_folder
 from hpcjobs.errors import RequestError
 from hpcjobs.site.library import load_site
@@ -52,6 +53,15 @@ def test_the_folder_is_the_golden_one(name: str, kind: Kind) -> None:
         for file, text in written.items():
             (golden / file).write_text(text, encoding="utf-8")
     assert {path.name: path.read_text(encoding="utf-8") for path in golden.iterdir()} == written
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_provider_has_all_its_parts_and_the_schema_of_the_version_that_its_module_pins(provider: str) -> None:
+    schema = provider_schema(provider)
+    versions = (data_folder("templates") / "cloud" / provider / "versions.tf").read_text()
+    assert re.search(rf'source *= "{schema["source"]}"\n *version *= "{schema["version"]}"', versions)
+    assert get_args(section.Provider) == PROVIDERS
+    assert {*SHIPPED} == {*PROJECT} == {*NO_GPU} == {*PROVIDERS}
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)

@@ -174,6 +174,14 @@ def test_colours_and_control_characters_of_a_log_are_taken_out() -> None:
     assert (diagnosis.cause, diagnosis.line.text) == ("python-error", "ValueError: bad batch")
 
 
+def test_why_of_a_file_names_the_option_that_reads_a_log(here: Path) -> None:
+    Path("train.log").write_text("RuntimeError: CUDA out of memory\n")
+    answer = within("why", "train.log")
+    assert answer.code == 6
+    assert "hint: `hpcjobs why --log train.log` explains a log" in answer.err
+    assert within("why", "--log", "train.log").code == 0
+
+
 def test_a_log_that_is_a_pipe_is_an_error_and_is_not_waited_for(here: Path) -> None:
     os.mkfifo("pipe")
     answer = within("why", "--log", "pipe")
