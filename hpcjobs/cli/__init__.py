@@ -22,10 +22,12 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_command_from_info
 
+from hpcjobs import __version__
 from hpcjobs.cli import json_state
 from hpcjobs.cli.arguments import check_values, refuse_options_as_values
-from hpcjobs.cli.completion import complete_sites
+from hpcjobs.cli.completion import complete_sites, prepare
 from hpcjobs.cli.terminal import printable_streams, raw
+from hpcjobs.errors import UNFORESEEN, HpcJobsError, HpcJobsWarning, nearest
 
 GROUPS = {
     "Submit and follow": {
@@ -163,8 +165,6 @@ class _LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in VERBS and not args[0].startswith("-"):
-            from hpcjobs.errors import nearest
-
             if (verb := _OTHER_NAMES.get(args[0])) is not None:
                 ctx.fail(f"no command {args[0]!r}; did you mean {verb!r}? {VERBS[verb][1]}")
             ctx.fail(f"no command {args[0]!r}; {nearest(args[0], VERBS)}")
@@ -191,8 +191,6 @@ app = typer.Typer(
 
 def _print_version(requested: bool) -> None:
     if requested:
-        from hpcjobs import __version__
-
         print(f"hpcjobs {__version__}")
         raise typer.Exit
 
@@ -248,16 +246,12 @@ def main() -> None:
 
 def _main() -> None:
     """The one place where an error becomes a message and an exit code."""
-    from hpcjobs.errors import UNFORESEEN, HpcJobsError, HpcJobsWarning
-
     if "HPCJOBS_OUTPUTS" in os.environ:
         from hpcjobs.remote.outputs import end_with_connection
 
         end_with_connection()
     warnings.simplefilter("once", HpcJobsWarning)  # whatever PYTHONWARNINGS says, and wherever it is met again
     if "_HPCJOBS_COMPLETE" in os.environ:
-        from hpcjobs.cli.completion import prepare
-
         prepare()
     warnings.showwarning = _print_warning
     output = raw(sys.stdout)  # Typer replaces the stream once the reader is gone

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Annotated
 
 import typer
 
+from hpcjobs import __version__
+from hpcjobs.cli import VERBS
 from hpcjobs.cli.arguments import CommandLineError
 from hpcjobs.cli.output import SiteName
+from hpcjobs.errors import list_exit_codes, nearest
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -117,10 +121,7 @@ Standard output of `wait --json` then has the job's record, that of `submit --wa
 
 def skill_text() -> str:
     """SKILL.md, from the verbs, the types of their JSON and the error classes."""
-    from hpcjobs import __version__
-    from hpcjobs.cli import VERBS
     from hpcjobs.cli.json_output import OUTPUTS
-    from hpcjobs.errors import list_exit_codes
 
     rows = (
         f"| `{verb}` | {CHANGES.get(verb, '-')} | {'yes' if verb in REFUSED_READ_ONLY else '-'} | {text} |\n"
@@ -141,11 +142,9 @@ def skill(
     if schema is None:
         sys.stdout.write(skill_text())
         return
-    import json
 
     from hpcjobs.cli.json_output import ERROR, OUTPUTS
     from hpcjobs.cli.json_output import schema as schema_of
-    from hpcjobs.errors import nearest
 
     if schema not in (known := (*OUTPUTS, ERROR)):
         raise CommandLineError(f"no JSON of {schema!r}; {nearest(schema, known)}")

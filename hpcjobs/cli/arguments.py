@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperGroup
 
+from hpcjobs.errors import nearest
+
 _ANY_LENGTH = 10_000
 
 
@@ -30,8 +32,6 @@ class VerbGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in self.commands and not args[0].startswith("-") and not ctx.resilient_parsing:
-            from hpcjobs.errors import nearest
-
             known = [name for name, verb in self.commands.items() if not verb.hidden]
             ctx.fail(f"no command {args[0]!r} of {ctx.info_name}; {nearest(args[0], known)}")
         return super().resolve_command(ctx, args)

@@ -13,8 +13,10 @@ from subprocess import DEVNULL, PIPE, TimeoutExpired
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.completion import completion_init, get_completion_script  # type: ignore[attr-defined]  # of a private module
 
 from hpcjobs.cli.arguments import CommandLineError
+from hpcjobs.errors import CommandMissingError, ConfigError, HpcJobsError
 
 if TYPE_CHECKING:
     from hpcjobs.site.models import Site
@@ -32,8 +34,6 @@ _CACHE_S = 86_400.0
 
 def prepare() -> None:
     """Make ready to answer the shell: errors and warnings would be printed into the line that is being typed."""
-    from typer.completion import completion_init  # type: ignore[attr-defined]  # of a private module
-
     completion_init()
     if not os.environ.get("HPCJOBS_DEBUG"):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
@@ -50,8 +50,6 @@ def _without_equals(arguments: Sequence[str], at: int) -> tuple[list[str], int]:
 
 def script_for(shell: str) -> str:
     """Return the completion script of ``shell``."""
-    from typer.completion import get_completion_script  # type: ignore[attr-defined]  # likewise
-
     script: str = get_completion_script(prog_name="hpcjobs", complete_var=VARIABLE, shell=shell)
     if shell != "zsh":
         return script
@@ -78,7 +76,6 @@ def complete_program(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def _project_jobs() -> list[str]:
     """Jobs of the project file; none where it cannot be read."""
-    from hpcjobs.errors import ConfigError
     from hpcjobs.job.project import read_project
     from hpcjobs.site.project_file import find_project
 
@@ -212,7 +209,6 @@ def _filter_by_prefix(incomplete: str, arguments: Iterable[str]) -> list[str]:
 
 def _site(ctx: typer.Context) -> Site | None:
     """The site that was typed, or the default one; None: none, or its file cannot be read."""
-    from hpcjobs.errors import HpcJobsError
     from hpcjobs.site.library import find_default_site, read_site
     from hpcjobs.site.search import find_file
 
@@ -240,7 +236,6 @@ def _of_associations(site: Site, column: str) -> list[str]:
 
 
 def _ask_sacctmgr(site: Site, column: str) -> list[str]:
-    from hpcjobs.errors import CommandMissingError
     from hpcjobs.processes.programs import start
     from hpcjobs.slurm_commands import cluster_env, list_associations
     from hpcjobs.user import user_name

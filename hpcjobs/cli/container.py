@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import hpcjobs
 from hpcjobs.cli.arguments import CommandLineError, VerbGroup
 from hpcjobs.cli.completion import complete_images, complete_recipes
 from hpcjobs.cli.output import Json, SiteName, note, opt, print_output, print_table
@@ -177,7 +178,6 @@ def _in_words(facts: ImageFacts) -> str:
 
 def _in_a_job(site: str | None, recipe: str, option: list[str], *, dry_run: bool) -> int:
     """The same command, without --submit and its options, on one node; its log as it comes."""
-    import hpcjobs
     from hpcjobs.cli.follow import follow_to_end
     from hpcjobs.cli.options import sbatch_options
     from hpcjobs.containers.recipes import find_recipe, read_recipe

@@ -9,6 +9,7 @@ import typer
 from hpcjobs.cli.arguments import CommandLineError
 from hpcjobs.cli.completion import complete_jobs, complete_settings, complete_states
 from hpcjobs.cli.output import Jobs, JobSite, Json, print_output
+from hpcjobs.errors import UnknownJobError
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -33,7 +34,6 @@ def cancel(
 ) -> None:
     """Cancel jobs. A job that has already ended is not an error."""
     from hpcjobs.cli.jobs import parse_states
-    from hpcjobs.errors import UnknownJobError
     from hpcjobs.run.control import cancel
     from hpcjobs.run.listing import select_unfinished
     from hpcjobs.run.select import select

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import hpcjobs
 from hpcjobs.cli.arguments import CommandLineError, VerbGroup
 from hpcjobs.cli.output import Json, SiteName, note, opt, print_output, print_table
 from hpcjobs.cli.terminal import write_document
@@ -73,7 +74,6 @@ def build(
     dry_run: DryRun = False,
 ) -> None:
     """Compile the CUDA and MPI program on a node, with the site's modules; print its path."""
-    import hpcjobs
     from hpcjobs.cli.options import sbatch_options
 
     if target not in ("auto", "cpu", "cuda"):
@@ -94,7 +94,6 @@ def build(
 
 def _run(plan: Plan, *, dry_run: bool, quiet: bool = False) -> int:
     """Submit, print the log as it comes, and give the job's exit code."""
-    import hpcjobs
     from hpcjobs.cli.follow import explaining_interrupts, follow_to_end
     from hpcjobs.run import fabric as checks
 

@@ -115,7 +115,6 @@ def _path_of(site: str | None) -> Path | None:
 
 
 def _run_there(target: Target, verb: str, context: Any) -> int:
-    from hpcjobs.cli.output import note
     from hpcjobs.remote.laptop import Laptop
 
     arguments = words_there(sys.argv[1:], context.params.get("site"))
@@ -135,7 +134,6 @@ def _run_there(target: Target, verb: str, context: Any) -> int:
 def _start_session(laptop: Laptop, arguments: list[str], params: Mapping[str, Any]) -> int:
     """A session with its tunnel and browser, until Ctrl-C. A token file is read here, and sent by a pipe."""
     from hpcjobs.cli.jupyter import words_of_session
-    from hpcjobs.cli.output import note
     from hpcjobs.jupyter.laptop import connect
     from hpcjobs.jupyter.remote import SharedRemote
     from hpcjobs.jupyter.request import private_token
@@ -181,7 +179,6 @@ def fetch(
     site: JobSite = None,
 ) -> None:
     """On a laptop: copy a run folder, or FILES of it, from the login host. Unchanged files are not copied again."""
-    from hpcjobs.errors import RequestError
     from hpcjobs.jupyter.remote import SharedRemote
     from hpcjobs.remote.laptop import Laptop, choose_place
 

@@ -20,20 +20,21 @@ from hpcjobs.cli.output import JobSite, Json, note, print_output, shows_colours
 from hpcjobs.cli.progress import ProgressBars
 from hpcjobs.cli.terminal import write_document
 from hpcjobs.diagnosis.log import last_lines
-from hpcjobs.errors import HpcJobsWarning, reason_of
+from hpcjobs.errors import HpcJobsError, HpcJobsWarning, RequestError, reason_of
 from hpcjobs.record.state import FirstFailure
-from hpcjobs.run.folder import task_dir
+from hpcjobs.run import logs as job_logs
+from hpcjobs.run.folder import output_dir, task_dir
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import read_attempts, read_state
-from hpcjobs.run.logs import path_of
-from hpcjobs.run.select import is_never_met
-from hpcjobs.run.status import Known
+from hpcjobs.run.job_files import own_ids, read_attempts, read_state
+from hpcjobs.run.logs import Selection, follow, path_of
+from hpcjobs.run.progress import FigureRow, all_monitor_files, follow_samples, job_progress, job_staging, samples
+from hpcjobs.run.select import is_never_met, newest, select
+from hpcjobs.run.status import Known, statuses
 from hpcjobs.scheduler.base import JobRecord, State, describe_exit
-from hpcjobs.units import format_count
+from hpcjobs.units import format_count, walltime_s
 
 if TYPE_CHECKING:
     from hpcjobs.run.handle import JobHandle
-    from hpcjobs.run.logs import Selection
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -81,9 +82,6 @@ def logs(
     as_json: Json = False,
 ) -> None:
     """Print the output of a job, with the rank before each line if there are several; also which rank failed first."""
-    from hpcjobs.run import logs as job_logs
-    from hpcjobs.run.select import newest, select
-
     _check(stderr=stderr, timestamps=timestamps, follow=follow)
     selection = _selection(count=count, since=since, rank=rank, node=node, grep=grep, merge=merge)
     entry = select([job], site=site, foreign=True)[0] if job is not None else newest(site=site)
@@ -113,8 +111,6 @@ def logs(
 
 def _check(*, stderr: bool, timestamps: bool, follow: bool) -> None:
     """Refuse options that a log cannot answer."""
-    from hpcjobs.errors import RequestError
-
     if stderr:
         raise RequestError(
             "--stderr: a log holds standard output and standard error, and not which line is of which",
@@ -136,10 +132,6 @@ def _selection(
     Raises:
         RequestError: one of them cannot be read, or two exclude each other.
     """
-    from hpcjobs.errors import RequestError
-    from hpcjobs.run.logs import Selection
-    from hpcjobs.units import walltime_s
-
     if rank is not None and node is not None:
         raise RequestError("--node and --rank exclude each other", hint="a rank runs on one node: leave --node out")
     try:
@@ -185,9 +177,6 @@ def _print_lines(source: Iterable[str], *, flush: bool) -> int:
 
 def _print_samples(entry: Entry, *, follow: bool, chooses_lines: bool, as_json: bool) -> None:
     """Print the lines of monitor.jsonl for people; ``as_json`` prints where they are."""
-    from hpcjobs.errors import RequestError
-    from hpcjobs.run.progress import all_monitor_files, follow_samples, samples
-
     if chooses_lines:
         message = "--monitor is about nodes; -n, --since, --rank, --node, --grep, --merge, -t are about the log"
         raise RequestError(message, hint="leave them out, or --monitor")
@@ -256,8 +245,6 @@ def _describe_ending(record: JobRecord) -> str:
 def print_figures(jobs: Iterable[Known]) -> None:
     """Print the figures of merit from the logs of ended jobs, and the problems with reading them."""
     from hpcjobs.run.figures import has_reader, read_figures, read_problems
-    from hpcjobs.run.folder import output_dir
-    from hpcjobs.run.progress import FigureRow
 
     ended = [(job.entry, record) for job in jobs for record in job.records if record.state is not State.UNKNOWN]
     for entry, record in ended[:_MOST_FAILURES]:
@@ -310,8 +297,6 @@ def wait(
     as_json: Json = False,
 ) -> None:
     """Wait for jobs to end. The exit code is the job's: 0 if all completed, else the first that is not 0."""
-    from hpcjobs.run.select import newest, select
-
     timeout_s = None if timeout is None else _seconds(timeout)
     entries = select(jobs, site=site, foreign=True) if jobs else [newest(site=site)]
     raise typer.Exit(wait_for(entries, timeout_s=timeout_s, as_json=as_json))
@@ -319,9 +304,6 @@ def wait(
 
 def _seconds(text: str) -> float:
     """Seconds of ``90``, ``90s``, ``1m`` or ``2h``."""
-    from hpcjobs.errors import RequestError
-    from hpcjobs.units import walltime_s
-
     try:
         seconds = float(text)
         if seconds >= 0:  # neither negative nor NaN
@@ -336,8 +318,6 @@ def _seconds(text: str) -> float:
 
 def wait_for(entries: list[Entry], *, timeout_s: float | None = None, as_json: bool = False) -> int:
     """Wait with a line on standard error at every change; the exit code."""
-    from hpcjobs.errors import HpcJobsError
-    from hpcjobs.run.status import statuses
     from hpcjobs.run.wait import exit_code, wait
 
     with explaining_interrupts(entries), ProgressBars() as bars:
@@ -388,9 +368,6 @@ class _Changes:
             self._show_progress()
 
     def _show_progress(self) -> None:
-        from hpcjobs.run.job_files import own_ids
-        from hpcjobs.run.progress import job_progress, job_staging
-
         ids = [(entry, job_id) for entry in self._entries for job_id in own_ids(entry)]
         running = [(entry, job_id) for entry, job_id in ids if self._printed.get(job_id) == State.RUNNING.value]
         for entry, job_id in running[:_MOST_BARS] if self._bars.are_drawn else running:
@@ -428,8 +405,6 @@ class _Changes:
 
 def follow_to_end(handle: JobHandle) -> int:
     """Print the log as it comes; the job's exit code."""
-    from hpcjobs.run.logs import follow
-
     with explaining_interrupts([handle.entry]):
         for line in follow(handle.entry, report=note):
             print(line, end="", flush=True)

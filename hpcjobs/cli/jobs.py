@@ -16,11 +16,13 @@ from hpcjobs.cli.output import JobSite, Json, note, print_output, print_table, t
 from hpcjobs.cli.terminal import raw
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.run.listing import RECENT_S, ListedJob, Listing, listing
-from hpcjobs.run.progress import job_progress
+from hpcjobs.run.logs import paths
+from hpcjobs.run.progress import describe_sample, find_alarms, job_progress
+from hpcjobs.run.select import newest, select
 from hpcjobs.scheduler.base import State, choose_colour
 from hpcjobs.top.rows import Group, Task, fold, make_row
 from hpcjobs.top.text import COLUMNS
-from hpcjobs.units import clock, walltime_s
+from hpcjobs.units import clock, human_bytes, human_duration, walltime_s
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -211,10 +213,6 @@ def show(
 ) -> None:
     """Show one job: its state, its settings with the source of each, its results."""
     from hpcjobs.run.describe import describe
-    from hpcjobs.run.logs import paths
-    from hpcjobs.run.progress import describe_sample, find_alarms
-    from hpcjobs.run.select import newest, select
-    from hpcjobs.units import human_bytes, human_duration
 
     status = describe(select([job], site=site, foreign=True)[0] if job is not None else newest(site=site))
     if as_json:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
+import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from hpcjobs.cli.arguments import VerbGroup
 from hpcjobs.cli.output import Json, SiteName, note, opt, print_output, print_table
+from hpcjobs.errors import SchedulerError
 from hpcjobs.units import format_count
 
 if TYPE_CHECKING:
@@ -37,8 +40,6 @@ def _say(line: str) -> None:
 
 def _end_cleanly_when_terminated() -> None:
     """Let SIGTERM end the command like an error, so that everything it started is removed."""
-    import signal
-
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
@@ -107,7 +108,6 @@ def status(root: Root = None, as_json: Json = False) -> None:
 def sandbox_down(root: Root = None) -> None:
     """Remove the sandbox with its jobs, records and hosts. Harmless without a sandbox."""
     from hpcjobs import sandbox
-    from hpcjobs.errors import SchedulerError
     from hpcjobs.run import status
 
     current = sandbox.status(root=root)
@@ -133,8 +133,6 @@ def add_user(users: Annotated[list[str], typer.Argument(help="Users of this mach
 @sandbox_app.command()
 def env(root: Root = None) -> None:
     """Print the lines that point Slurm's commands at the sandbox, for eval."""
-    import shlex
-
     from hpcjobs import sandbox
 
     for name, value in sandbox.environment(root=root).items():
@@ -271,8 +269,6 @@ def render(
     ] = "vms",
 ) -> None:
     """Write the files with which Terraform, or the provider's own tool, builds the cluster. Nothing is built."""
-    from typing import cast
-
     from hpcjobs.cloud import render as rendering
 
     cluster = _cluster(site)
@@ -292,8 +288,6 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Report errors, risks and missing values, and estimate the cost, without network. Exit code 4 on errors."""
-    from typing import cast
-
     from hpcjobs.cloud import render as rendering
     from hpcjobs.cloud.check import check as checked
 
@@ -336,8 +330,6 @@ def cloud_up(
     ] = None,
 ) -> None:
     """Build the cluster, or change it to match the site file; write its address into your copy of the site file."""
-    import shlex
-
     from hpcjobs.cloud import lifecycle
     from hpcjobs.cloud.head import HeadNode
     from hpcjobs.cloud.render import wheel_of

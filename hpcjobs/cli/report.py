@@ -11,6 +11,7 @@ from hpcjobs.cli import report_jobs
 from hpcjobs.cli.arguments import VerbGroup
 from hpcjobs.cli.completion import complete_jobs, complete_studies, complete_sweeps
 from hpcjobs.cli.output import Json, SiteName, note, opt, print_output, print_table
+from hpcjobs.errors import RequestError
 from hpcjobs.extras import require_packages
 from hpcjobs.remote.outputs import record_output
 from hpcjobs.units import format_count
@@ -145,7 +146,6 @@ def load(
 ) -> None:
     """Report on the load of a job's nodes: GPU, CPU and memory over time, as a page (HTML, PNG, SVG)."""
     require_packages("polars", "matplotlib")
-    from hpcjobs.errors import RequestError
     from hpcjobs.jobstats import load_page
     from hpcjobs.run.monitor import samples_dir
     from hpcjobs.run.progress import all_samples, monitor_files

@@ -14,9 +14,10 @@ import typer
 from hpcjobs.cli.completion import complete_jobs, complete_states
 from hpcjobs.cli.output import Json, SiteName, note, opt, print_output, print_table, table_width
 from hpcjobs.cli.terminal import raw, write_document
+from hpcjobs.errors import RequestError, UnknownJobError, nearest
 from hpcjobs.extras import require_packages
 from hpcjobs.remote.outputs import record_output
-from hpcjobs.units import clock
+from hpcjobs.units import clock, human_bytes, human_duration
 
 if TYPE_CHECKING:
     import polars as pl
@@ -90,8 +91,6 @@ def jobs(
     ] = None,
 ) -> None:
     """Report on jobs from the accounting: waits, efficiencies, energy, cost, and what to request next time."""
-    from hpcjobs.errors import RequestError
-
     shown = _choose_columns(columns)
     if watch and (as_json or csv or parquet or page):
         raise RequestError("--watch prints a table", hint="leave --json, --csv, --parquet and --page out")
@@ -136,7 +135,6 @@ def _make_filter(
     ids: list[str] | None, since: str, until: str | None, users: list[str] | None, all_users: bool, account: str | None,
     states: list[str] | None, name: str | None, clusters: str | None,
 ) -> JobFilter:  # fmt: skip
-    from hpcjobs.errors import RequestError
     from hpcjobs.jobstats.filters import JobFilter, check_states, parse_moment
     from hpcjobs.user import user_name
 
@@ -173,7 +171,6 @@ def _print_nothing(by: str | None, *, as_json: bool) -> None:
 
 def _gather(job_filter: JobFilter, site: str | None) -> AccountingTable:
     """Raises UnknownJobError if jobs were named and none is known."""
-    from hpcjobs.errors import UnknownJobError
     from hpcjobs.jobstats.sources import gather
     from hpcjobs.site.library import site_or_cluster
 
@@ -200,7 +197,6 @@ def _choose_columns(text: str | None) -> list[_Column]:
     Raises:
         RequestError: no column of that name.
     """
-    from hpcjobs.errors import RequestError, nearest
     from hpcjobs.jobstats.columns import COLUMNS
 
     if text is None:
@@ -289,7 +285,6 @@ def _advise(row: Mapping[str, Any]) -> list[str]:
 def _cell(name: str, row: Mapping[str, Any]) -> str:
     """The value of a column as text for people; ``-`` where it is not known."""
     from hpcjobs.jobstats.columns import COLUMNS, format_energy
-    from hpcjobs.units import human_bytes, human_duration
 
     value = row[name]
     if name == "goodput" and not (row["attempts"] and row["attempts"] > 1):
@@ -349,7 +344,6 @@ def print_totals(frame: pl.DataFrame, by: Sequence[str]) -> None:
         "COST",
     ]
     from hpcjobs.jobstats.columns import format_energy
-    from hpcjobs.units import human_duration
 
     def cells(row: dict[str, Any]) -> list[str]:
         joules = None if row["energy_kwh"] is None else row["energy_kwh"] * 3.6e6
@@ -373,8 +367,6 @@ def print_totals(frame: pl.DataFrame, by: Sequence[str]) -> None:
 
 
 def _print_sums(job_filter: JobFilter, site: str | None, *, by: str, as_json: bool) -> None:
-    from hpcjobs.errors import RequestError
-
     require_packages("polars")
     from hpcjobs.jobstats.totals import sum_by_group
 

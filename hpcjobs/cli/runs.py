@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import hpcjobs
 from hpcjobs.cli.arguments import CommandLineError
 from hpcjobs.cli.completion import complete_jobs, complete_states
 from hpcjobs.cli.options import EPILOG, SbatchCommand, job_flags, with_job_options
 from hpcjobs.cli.output import JobSite, Json, note, print_output, print_table
+from hpcjobs.errors import RequestError
 from hpcjobs.job.models import JobSpec
 from hpcjobs.remote.outputs import record_output
+from hpcjobs.units import format_count, human_bytes, human_duration, memory_bytes, walltime_s
 
 if TYPE_CHECKING:
     from hpcjobs.run.rerun import Change, Difference
@@ -100,7 +103,6 @@ def rerun(
     as_json: Json = False,
 ) -> None:
     """Submit a run again from its manifest, unchanged or with the changes that options make."""
-    import hpcjobs
     from hpcjobs.cli.submit import LOG_OR_JSON, print_notes, print_plan, report
     from hpcjobs.run.rerun import job_changes, plan_rerun, read_manifest, refusal_of_run
     from hpcjobs.run.select import select_one
@@ -140,7 +142,6 @@ def archive(
     """Write the run folder of a job that has ended to one tar file, with the checksum of every file."""
     from hpcjobs.run.archive import archive
     from hpcjobs.run.select import select_one
-    from hpcjobs.units import format_count, human_bytes
 
     entry = select_one(job, site=site)
     written = archive(entry, output)
@@ -178,9 +179,7 @@ def prune(
     A job is never removed while it waits, runs or has no known end. Sweeps keep the folders that their results need.
     """
     from hpcjobs.cli.jobs import parse_states
-    from hpcjobs.errors import RequestError
     from hpcjobs.run import archive as old_jobs
-    from hpcjobs.units import human_bytes, human_duration, memory_bytes, walltime_s
 
     try:
         age_s = 0 if _ZERO.fullmatch(older_than) else walltime_s(older_than)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time as clock
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -15,11 +18,14 @@ from hpcjobs.cli.arguments import VerbGroup
 from hpcjobs.cli.completion import complete_sites
 from hpcjobs.cli.output import Json, note, print_output, print_table
 from hpcjobs.cli.terminal import exit_on_signals, write_document
+from hpcjobs.errors import ConfigError, RequestError
 from hpcjobs.site import rehearsal
 from hpcjobs.site.models import OF_THE_LOADER, Site
+from hpcjobs.site.schema import schema_text
+from hpcjobs.site.search import FOLDER, SHIPPED, find_file, list_sites
 from hpcjobs.site.yaml_file import Steps, list_origins, read_chain
 from hpcjobs.slurm_commands import cluster_env
-from hpcjobs.units import format_count
+from hpcjobs.units import format_count, walltime_s
 
 if TYPE_CHECKING:
     from hpcjobs.discovery.proposal import ProposedSite
@@ -73,15 +79,11 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Compare a site file with the live cluster: what works, what does not, why, what to change; exit code 0 or 1."""
-    from functools import partial
-
     from hpcjobs.discovery.compare import compare, list_untried, run_trials, unusable_partitions
     from hpcjobs.discovery.slurm_config import read_cluster
-    from hpcjobs.errors import RequestError
     from hpcjobs.processes.programs import run as run_program
     from hpcjobs.scheduler.connect import connect
     from hpcjobs.site.library import default_site, load_site
-    from hpcjobs.units import walltime_s
 
     site = load_site(name or default_site())
     try:
@@ -136,9 +138,6 @@ def init(
     login: Annotated[str | None, typer.Option(help="Name of the login node from outside.")] = None,
 ) -> None:
     """Write a site file from the cluster of this login node, with the origin of each value and the open questions."""
-    import os
-    import time as clock
-
     from hpcjobs.discovery.draft import draft_site
     from hpcjobs.discovery.proposal import Answers
     from hpcjobs.discovery.site_file import choose_path, default_name, save_text, write_text
@@ -173,8 +172,6 @@ def init(
 
 
 def _print_draft(draft: ProposedSite, path: Path, text: str, *, written: bool) -> None:
-    import yaml
-
     print_output(
         "sites init",
         {
@@ -231,14 +228,11 @@ def trust(
 def _all_paths() -> Sequence[Path]:
     from hpcjobs.containers.recipes import project_recipes
     from hpcjobs.job.script import project_templates
-    from hpcjobs.site.search import FOLDER
 
     return [*sorted((Path.cwd() / FOLDER).glob("*.yaml")), *project_templates(), *project_recipes()]
 
 
 def _find(file: str) -> Path:
-    from hpcjobs.site.search import find_file
-
     path = Path(file).expanduser().absolute()
     return path if _is_whole(path) else find_file(file)
 
@@ -258,10 +252,7 @@ def _is_whole(path: Path) -> bool:
 
 def _list_untrusted(path: Path) -> Iterator[_File]:
     """``path``, or the site files that it leads to, as far as they need trust and have not got it."""
-    import yaml
-
     from hpcjobs.site.trust import acting_keys, is_trusted, untrusted_files
-    from hpcjobs.site.yaml_file import read_chain
 
     if _is_whole(path):
         text, content = _read(path)
@@ -297,7 +288,6 @@ def sites(context: typer.Context, as_json: Json = False) -> None:
     """List the site files of every layer; `sites show NAME` prints one, `sites init` writes one."""
     if context.invoked_subcommand is not None:
         return
-    from hpcjobs.site.search import SHIPPED, list_sites
 
     entries = list_sites()
     rows = [_row(entry, entries) for entry in entries]
@@ -315,7 +305,6 @@ def sites(context: typer.Context, as_json: Json = False) -> None:
 
 
 def _row(entry: SiteEntry, entries: list[SiteEntry]) -> dict[str, object]:
-    from hpcjobs.errors import ConfigError
     from hpcjobs.site.library import read_site
 
     extended: tuple[str, ...] = ()
@@ -374,6 +363,4 @@ def show(
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of a site file; editors use it to complete and check keys."""
-    from hpcjobs.site.schema import schema_text
-
     sys.stdout.write(schema_text())

@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec.structs import replace
 
+import hpcjobs
 from hpcjobs.cli.arguments import CommandLineError
 from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.options import EPILOG, ProgramCommand, with_job_options
-from hpcjobs.cli.output import Json, SiteName, note, opt, print_output
+from hpcjobs.cli.output import Json, SiteName, note, opt, print_output, print_table
+from hpcjobs.cli.terminal import write_document
+from hpcjobs.errors import RequestError, SchedulerError
+from hpcjobs.extras import require_packages
+from hpcjobs.files import write_beside
 from hpcjobs.job.models import JobSpec
+from hpcjobs.job.program import print_trainer_help
+from hpcjobs.site import project_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -94,9 +101,7 @@ def submit(
     Without PROGRAM, or with NAME in its place, submit the job, or the job NAME, of the file hpcjobs.yaml.
     Values that no option sets come from the site file, then from Slurm's defaults.
     """
-    import hpcjobs
     from hpcjobs.job.plan import refuse_options_after_program
-    from hpcjobs.job.program import print_trainer_help
     from hpcjobs.job.project import with_project
 
     if print_trainer_help(request.program):
@@ -156,7 +161,6 @@ def _print_start(plan: "Plan", *, as_json: bool) -> int:
     """Print when the job would start and its greatest cost; return the exit code, 7 if Slurm refuses the job."""
     from hpcjobs.cli.why import print_placements
     from hpcjobs.diagnosis.placement import place
-    from hpcjobs.errors import SchedulerError
     from hpcjobs.site.library import load_site
 
     row = place(plan.job, load_site(plan.job.site_file))
@@ -194,8 +198,6 @@ def _with_dependencies(
 
 
 def _print_sources(plan: "Plan", *, as_json: bool) -> None:
-    from hpcjobs.cli.output import print_table
-
     job = plan.job
     values = {field: getattr(job.resources, field) for field in job.resources.__struct_fields__}
     values |= {field: getattr(job, field) for field in ("name", "launcher", "template", "chdir")}
@@ -219,7 +221,6 @@ def _print_sources(plan: "Plan", *, as_json: bool) -> None:
 
 def print_plan(plan: "Plan", *, as_json: bool) -> None:
     """Print the script and the command of a submission."""
-    from hpcjobs.cli.terminal import write_document
     from hpcjobs.job.plan import script_by_hand
 
     script = script_by_hand(plan)
@@ -242,8 +243,6 @@ def _find_size(
     Raises:
         RequestError: an option is wrong, or no size was found.
     """
-    from hpcjobs.errors import RequestError
-    from hpcjobs.extras import require_packages
     from hpcjobs.job.plan import read_layers
 
     require_packages("numpy", "scipy", purpose="a size of auto")
@@ -301,13 +300,9 @@ def init(
 
     The options of a script's #SBATCH lines are written too. The job is checked as `hpcjobs submit` checks it.
     """
-    import hpcjobs
-    from hpcjobs.errors import RequestError
-    from hpcjobs.files import write_beside
     from hpcjobs.job import project
     from hpcjobs.job.limits import DoesNotFitError
     from hpcjobs.job.plan import refuse_options_after_program
-    from hpcjobs.site import project_file
 
     if schema:
         sys.stdout.write(project.schema_text())

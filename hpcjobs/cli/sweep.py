@@ -6,7 +6,7 @@ import io
 import shlex
 import sys
 from collections import Counter
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,9 +17,12 @@ from hpcjobs.cli.completion import complete_program, complete_sweeps
 from hpcjobs.cli.options import EPILOG, ProgramCommand, with_job_options
 from hpcjobs.cli.output import Json, SiteName, cell, note, opt, print_output, print_table
 from hpcjobs.cli.terminal import write_document
+from hpcjobs.errors import RequestError
 from hpcjobs.files import naming_errors
 from hpcjobs.job.models import JobSpec
 from hpcjobs.remote.outputs import record_output
+from hpcjobs.site.checks import check_name
+from hpcjobs.site.library import default_site
 from hpcjobs.top.text import HEADERS
 from hpcjobs.units import format_count
 
@@ -335,14 +338,9 @@ def scale(
     With --strong, the --batch-size of PROGRAM is divided by the ranks, so the global batch is constant. With --weak,
     it is the batch size of every rank.
     """
-    from pathlib import PurePath
-
-    from hpcjobs.errors import RequestError
     from hpcjobs.job.project import refuse_job_name
     from hpcjobs.scaling import study
     from hpcjobs.scaling.study_sweep import submit_study
-    from hpcjobs.site.checks import check_name
-    from hpcjobs.site.library import default_site
 
     if not request.no_check:
         refuse_job_name(program)

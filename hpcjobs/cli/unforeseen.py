@@ -10,6 +10,8 @@ import time
 import traceback
 from pathlib import Path
 
+from hpcjobs import __version__
+
 _REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EISDIR, errno.ENOTDIR)
 DEBUG_VARIABLE = "HPCJOBS_DEBUG"
 
@@ -56,8 +58,6 @@ def _summary(error: Exception) -> str:
 
 def _write(details: str) -> Path | None:
     """The file with ``details``, in the user's state folder or, where that cannot be written, in the temporary one."""
-    from hpcjobs import __version__
-
     context = [
         f"hpcjobs {__version__}, Python {sys.version.split()[0]}, {time.strftime('%F %T %z')}",
         f"command: {sys.argv!r}",

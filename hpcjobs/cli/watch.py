@@ -16,6 +16,7 @@ import typer
 from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.output import JobSite, note
 from hpcjobs.cli.terminal import exit_on_signals
+from hpcjobs.errors import HpcJobsError, RequestError, UnknownJobError
 
 if TYPE_CHECKING:
     from hpcjobs.run.monitor import IdleLimit
@@ -41,8 +42,6 @@ def top(
     The scheduler is queried once for all jobs, every 5 seconds, or up to every 60 seconds while nothing changes. Of
     other users' jobs only the run folders are read, if their permissions allow it.
     """
-    from hpcjobs.errors import HpcJobsError, RequestError
-
     if find_spec("textual") is None:
         raise HpcJobsError("the screen needs the package textual", hint="pip install 'hpcjobs[top]'")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -80,7 +79,6 @@ def monitor(
     sampling, not the job. If the job is already sampled, for instance by its trainer, its samples are only printed. A
     job that was submitted without hpcjobs is named by its id.
     """
-    from hpcjobs.errors import RequestError, UnknownJobError
     from hpcjobs.run.control import cancel
     from hpcjobs.run.monitor import JobSampling
     from hpcjobs.run.select import select_one
@@ -106,7 +104,6 @@ def monitor(
 
 def _watch_foreign(job: str, site: Site, interval_s: float, limit_s: float | None) -> None:
     """Sample a job that was submitted by other means; Slurm knows its nodes."""
-    from hpcjobs.errors import HpcJobsError
     from hpcjobs.run.monitor import find_foreign, follow_sampler, read_error, start_foreign_sampler, stop
     from hpcjobs.scheduler.connect import connect
 

@@ -13,7 +13,9 @@ import typer
 from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.options import EPILOG, ProgramCommand, with_job_options
 from hpcjobs.cli.output import AnySite, JobSite, Json, print_output, print_table
+from hpcjobs.errors import RequestError, UnknownJobError, reason_of
 from hpcjobs.job.models import JobSpec
+from hpcjobs.units import format_number, human_duration
 
 if TYPE_CHECKING:
     from hpcjobs.diagnosis.gather import Subject
@@ -51,8 +53,6 @@ def _cells(row: Placement) -> list[str]:
 
 def describe_start(start: float | None) -> str:
     """``at once``, ``in 2h05m``; ``-`` where it is not known."""
-    from hpcjobs.units import human_duration
-
     if start is None:
         return "-"
     seconds = start - time.time()
@@ -60,8 +60,6 @@ def describe_start(start: float | None) -> str:
 
 
 def _cost(cost: Cost | None) -> str:
-    from hpcjobs.units import format_number
-
     if cost is None:
         return "-"
     amount = f", {format_number(cost.amount)} {cost.currency}" if cost.amount is not None else ""
@@ -97,8 +95,6 @@ def _count(number: int | None, unit: str) -> str:
 
 
 def _print_jobs(title: str, jobs: tuple[Ahead, ...]) -> None:
-    from hpcjobs.units import human_duration
-
     if not jobs:
         return
     print(f"{title}: {len(jobs)}")
@@ -138,7 +134,6 @@ def why(
 
 def _subject(job: str | None, log: Path | None, site: str | None) -> Subject:
     from hpcjobs.diagnosis.gather import gather_entry, gather_foreign, gather_log
-    from hpcjobs.errors import RequestError, UnknownJobError, reason_of
     from hpcjobs.run.select import newest, select
 
     if log is not None:
