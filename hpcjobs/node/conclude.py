@@ -293,11 +293,13 @@ class CurrentAttempt:
     def _record(self, attempt: Attempt) -> None:
         try:
             append_attempt(self.options.run_dir, attempt)
-            self.control.clear_running()
             number = len(read_history(self.options.run_dir).attempts)
         except OSError as error:
             report(f"attempts.jsonl lacks this attempt, which counts for every budget: {error.strerror}")
             number = self.scheduler.restarts + 1
+        # Also without a line: the next start would take this attempt for one that Slurm requeued, and count that.
+        with contextlib.suppress(OSError):
+            self.control.clear_running()
         report(
             f"attempt {number}: {attempt.cause} at step {attempt.steps}, "
             f"saved up to {attempt.saved}; {attempt.decision}"

@@ -215,10 +215,10 @@ def adopt_job(run_dir: Path, scheduler: JobQueue) -> Entry | None:
     """
     entry = read_submitted(run_dir)
     if entry is not None and os.path.realpath(entry.run_dir) == os.path.realpath(run_dir):
-        if all((known.run_dir, known.job_id) != (entry.run_dir, entry.job_id) for known in index.entries()):
-            with suppress(OSError):  # the next command tries again
+        with suppress(OSError):  # the next command tries again
+            if all((known.run_dir, known.job_id) != (entry.run_dir, entry.job_id) for known in index.entries()):
                 index.add(entry)
-        forget(run_dir)
+            forget(run_dir)
         return entry
     if not (run_dir / JOB_SCRIPT).exists():  # the script is written last: not submitted yet
         return None

@@ -67,11 +67,13 @@ def put(world: World, path: str, text: str, *, tries: int = 60) -> bool:
     return False
 
 
-def write_state(world: World, attempt: Attempt, run_dir: str, state: str, code: int | None, started: int) -> None:
-    """As ``_hj_write_state`` of templates/shell/job.bash."""
+def write_state(
+    world: World, attempt: Attempt, run_dir: str, state: str, code: int | None, started: int, job_id: str | None = None
+) -> None:
+    """As ``_hj_write_state`` of templates/shell/job.bash; ``job_id``: of a cell of a sweep."""
     env = attempt.environ
     content = {
-        "schema": 1, "job_id": env["SLURM_JOB_ID"], "state": state, "exit_code": code, "started": started,
+        "schema": 1, "job_id": job_id or env["SLURM_JOB_ID"], "state": state, "exit_code": code, "started": started,
         "ended": None if state == "RUNNING" else int(world.now), "nodes": env["SLURM_JOB_NODELIST"],
         "restarts": int(env["SLURM_RESTART_COUNT"]), "first_failure": None, "cluster": env["SLURM_CLUSTER_NAME"],
         "array_job_id": env.get("SLURM_ARRAY_JOB_ID"),

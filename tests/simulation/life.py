@@ -46,6 +46,8 @@ class Schedule(NamedTuple):
 
     seed: int
     faults: tuple[Fault, ...]
+    lives: str = "jobs"
+    """Of what: a name in `simulate.LIVES`."""
 
 
 @dataclass
@@ -195,9 +197,13 @@ class Life:
         self.seen: list[Seen] = []
         self.errors: list[str] = []
         self.pruned: set[str] = set()
-        self.slurm = Slurm(world, self.settings, bodies.body_of(world, self.works, self.arguments))
+        self.slurm = Slurm(world, self.settings, self.body())
         self.has_forgotten = False
         self.files: seams.Files
+
+    def body(self) -> Any:
+        """What jobs do, by their scripts."""
+        return bodies.body_of(self.world, self.works, self.arguments)
 
     # --- what users do
 
@@ -354,6 +360,10 @@ class Life:
             self.user("ps", self.look, host=draw.choice(("login1", "login2")), delay_s=draw.uniform(0, BUSY_S))
         if draw.random() < 0.3:
             self.user("prune", lambda: self.prune(0.0), delay_s=draw.uniform(600, BUSY_S))
+        self.plan_events()
+
+    def plan_events(self) -> None:
+        """What happens to the cluster, at its times."""
         for fault in self.schedule.faults:
             if fault.kind == "event":
                 self.world.after(fault.at, functools.partial(self._happen, fault))
@@ -436,9 +446,7 @@ class Life:
     def quieten(self) -> None:
         """No fault happens any more; held jobs are released; then somebody looks at everything, twice."""
         world = self.world
-        world.faults.clear()
-        world.skews.clear()
-        world.skew = world.full_until = 0.0
+        self.end_faults()
         for job in list(self.slurm.jobs.values()):
             if job.held:
                 self.slurm._do_release(job)
@@ -447,16 +455,26 @@ class Life:
             self.user("last ps", self.look, delay_s=delay_s)
         world.run(1000.0)
 
+    def end_faults(self) -> None:
+        """No fault happens any more."""
+        self.world.faults.clear()
+        self.world.skews.clear()
+        self.world.skew = self.world.full_until = 0.0
 
-def run(schedule: Schedule, place: Path) -> Life:
-    """Play a schedule; what the checkers found is in ``errors``."""
+    def check(self) -> None:
+        """Add what did not hold to ``errors``."""
+        checkers.check_end(self)
+
+
+def run(schedule: Schedule, place: Path, *, of: type[Life] = Life) -> Life:
+    """Play a schedule of this kind of lives; what the checkers found is in ``errors``."""
     for kind, array in (("plain", None), ("plain", "0-2"), ("retries", None), ("retries", "0-2")):
         _plan(kind, array)
     home = place / "home"
     seams.clear(place)
     home.mkdir(parents=True)
     (home / "runs").mkdir()
-    life = Life(schedule, home)
+    life = of(schedule, home)
     start_script = bodies.start_script(life.world, lambda: _job_of_current(life))
     with (
         seams.inside(life.world, life.slurm, home, start_script=start_script) as life.files,
@@ -466,7 +484,7 @@ def run(schedule: Schedule, place: Path) -> Life:
             life.prepare()
             life.world.run(BUSY_S)
             life.quieten()
-            checkers.check_end(life)
+            life.check()
         except AssertionError as error:
             life.errors.append(f"{error}")
     life.errors += life.world.problems

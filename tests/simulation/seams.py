@@ -23,7 +23,7 @@ from typing import Any
 from unittest.mock import patch
 
 from slurm import Slurm
-from world import Killed, World, file_error
+from world import Killed, Process, World, file_error
 
 from hpcjobs.node import step, supervisor
 from hpcjobs.processes import deferred, programs, start
@@ -31,6 +31,9 @@ from hpcjobs.processes.start import Result
 from hpcjobs.run import folder, rerun, submission, submit
 from hpcjobs.scheduler.slurm.client import SlurmScheduler
 from hpcjobs.site.machine import cluster_name
+from hpcjobs.sweeps import chunk_plans
+from hpcjobs.sweeps import folder as sweep_folder
+from hpcjobs.sweeps import submit as sweeps_submit
 
 _WRITES = frozenset(("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.symlink", "os.link", "os.truncate"))
 _active: Files | None = None
@@ -316,6 +319,7 @@ def inside(
             (int(p.started * 100) for p in world.processes if p.pid == number and p.alive and p.host == known), None
         )
 
+    locks = _Locks(world)
     replace, write = os.replace, os.write
 
     def replace_in_time(source: Any, target: Any, **options: Any) -> None:
@@ -352,7 +356,10 @@ def inside(
         patch.object(os, "urandom", lambda count: world.random.randbytes(count)),
         patch.object(os, "getppid", lambda: 1), patch.object(os, "fsync", files.note_sync),
         patch.object(os, "replace", replace_in_time), patch.object(os, "write", write_or_fail),
-        patch.object(os, "fdopen", fdopen),
+        patch.object(os, "fdopen", fdopen), patch.object(os, "close", locks.close),
+        patch.object(sweep_folder, "lock_file", locks.lock),
+        patch.object(sweeps_submit, "code_state", lambda path: None),
+        patch.object(chunk_plans, "code_state", lambda path: None),
         patch.object(socket, "gethostname", host),
         patch.object(start, "run", run), patch.object(programs, "Timer", _NoTimer),
         patch.object(deferred, "signal", _SignalModule(world)),
@@ -418,6 +425,30 @@ class _Failing:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
+
+
+class _Locks:
+    """Locks of files, which end with their descriptor or with their process."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self._close = world, os.close
+        self._held: dict[str, tuple[Process, int]] = {}
+
+    def lock(self, descriptor: int, *, wait: bool = True, by_process: bool = False) -> bool:
+        process, path = self._world.current, os.readlink(f"/proc/self/fd/{descriptor}")
+        assert process is not None
+        while (held := self._held.get(path)) is not None and held[0] is not process and held[0].alive:
+            if not wait:
+                raise BlockingIOError
+            self._world.sleep(0.5)
+        self._held[path] = (process, descriptor)
+        return True
+
+    def close(self, descriptor: int) -> None:
+        for path, (process, held) in list(self._held.items()):
+            if (process, held) == (self._world.current, descriptor):
+                del self._held[path]
+        self._close(descriptor)
 
 
 class _Numbers:

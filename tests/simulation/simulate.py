@@ -21,7 +21,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import life
 import world
 from life import Life, Schedule
+from sweep_life import SweepLife
 from world import Fault
+
+LIVES: dict[str, type[Life]] = {"jobs": Life, "sweeps": SweepLife}
 
 
 class Failure(NamedTuple):
@@ -41,7 +44,7 @@ def place() -> Path:
 
 
 def play(schedule: Schedule, folder: Path) -> Life:
-    return life.run(schedule, folder)
+    return life.run(schedule, folder, of=LIVES[schedule.lives])
 
 
 def fails(schedule: Schedule, folder: Path) -> list[str]:
@@ -53,10 +56,10 @@ def minimise(schedule: Schedule, folder: Path) -> Schedule:
     kind = _kind(fails(schedule, folder))
     faults = list(schedule.faults)
     for fault in list(faults):
-        fewer = Schedule(schedule.seed, tuple(one for one in faults if one is not fault))
+        fewer = schedule._replace(faults=tuple(one for one in faults if one is not fault))
         if _kind(fails(fewer, folder)) & kind:
             faults.remove(fault)
-    return Schedule(schedule.seed, tuple(faults))
+    return schedule._replace(faults=tuple(faults))
 
 
 def _kind(errors: Iterable[str]) -> set[str]:
@@ -64,12 +67,12 @@ def _kind(errors: Iterable[str]) -> set[str]:
     return {"".join(c for c in error.rpartition("/")[2] if not c.isdigit()) for error in errors}
 
 
-def play_range(first: int, count: int) -> tuple[int, list[Failure], float]:
+def play_range(first: int, count: int, lives: str = "jobs") -> tuple[int, list[Failure], float]:
     """Seeds one after the other: how many, those that fail, and the seconds of processor time."""
     folder, began = place(), time.process_time()
     failures = []
     for seed in range(first, first + count):
-        schedule = Schedule(seed, life.draw_faults(seed))
+        schedule = Schedule(seed, life.draw_faults(seed), lives)
         done = play(schedule, folder)
         if done.errors:
             failures.append(Failure(schedule, done.errors, done.world.trace))
@@ -78,7 +81,8 @@ def play_range(first: int, count: int) -> tuple[int, list[Failure], float]:
 
 
 def command(schedule: Schedule) -> str:
-    return f"python tests/simulation/simulate.py --seed {schedule.seed}"
+    lives = "" if schedule.lives == "jobs" else f" --lives {schedule.lives}"
+    return f"python tests/simulation/simulate.py --seed {schedule.seed}{lives}"
 
 
 def describe(failure: Failure, *, trace: int = 60) -> str:
@@ -102,9 +106,9 @@ def _faults(text: str) -> tuple[Fault, ...]:
     return tuple(faults)
 
 
-def _play_to_first(seeds: range) -> int:
+def _play_to_first(seeds: range, lives: str) -> int:
     for seed in seeds:
-        _, failures, _ = play_range(seed, 1)
+        _, failures, _ = play_range(seed, 1, lives)
         if failures:
             print(f"seed {seed}: {failures[0].errors[0].rpartition('/')[2]}")
             return 1
@@ -115,6 +119,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--faults")
+    parser.add_argument("--lives", choices=LIVES, default="jobs")
     parser.add_argument("--seeds", default="0-999")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--most", type=int, default=5, help="failures to print")
@@ -122,7 +127,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.seed is not None:
         faults = life.draw_faults(given.seed) if given.faults is None else _faults(given.faults)
-        schedule = Schedule(given.seed, faults)
+        schedule = Schedule(given.seed, faults, given.lives)
         done = play(schedule, place())
         print(describe(Failure(schedule, done.errors, done.world.trace), trace=10_000))
         for seen in done.seen:
@@ -133,11 +138,12 @@ def main() -> int:
     first, _, last = given.seeds.partition("-")
     seeds = range(int(first), int(last or first) + 1)
     if given.first:
-        return _play_to_first(seeds)
+        return _play_to_first(seeds, given.lives)
     portion, began = 200, time.monotonic()
     failures, played, cpu_s = list[Failure](), 0, 0.0
     with ProcessPoolExecutor(given.jobs) as pool:
-        parts = [(start, min(portion, seeds.stop - start)) for start in range(seeds.start, seeds.stop, portion)]
+        starts = range(seeds.start, seeds.stop, portion)
+        parts = [(start, min(portion, seeds.stop - start), given.lives) for start in starts]
         for count, failed, used in pool.map(play_range, *zip(*parts, strict=True)):
             played, cpu_s = played + count, cpu_s + used
             failures += failed

@@ -208,8 +208,6 @@ class Slurm:
 
     def _sbatch(self, argv: list[str], env: dict[str, str]) -> str:
         options, script = self._options(argv)
-        if "test-only" in options:
-            return ""
         array = array_indices(options["array"].partition("%")[0]) if options.get("array") else None
         count = len(array) if array else 1
         if self.settings.max_submit_jobs is not None and self._queued() + count > self.settings.max_submit_jobs:
@@ -224,6 +222,8 @@ class Slurm:
             raise Refused(f"sbatch: error: Batch job submission failed: {text}")
         if array and max(array) >= self.settings.max_array_size:
             raise Refused("sbatch: error: Batch job submission failed: Invalid job array specification")
+        if "test-only" in options:
+            return ""
         root, throttle = self.next_id, int(options.get("array", "").partition("%")[2] or 0)
         dependency = self._dependency(options.get("dependency", ""))
         self.next_id += 1

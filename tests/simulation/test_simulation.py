@@ -16,12 +16,21 @@ from hpcjobs.scheduler.base import JobRecord, State
 
 FIXED = 600
 """Seeds that every run plays."""
+SWEEPS = 200
+"""Seeds of sweeps that every run plays."""
 
 
 @pytest.mark.parametrize("first", range(0, FIXED, 200))
 def test_nothing_is_lost_or_doubled_in_any_schedule_of_the_fixed_seeds(first: int) -> None:
     played, failures, _ = play_range(first, 200)
     assert played == 200
+    assert not failures, "\n\n".join(describe(failure) for failure in failures[:3])
+
+
+@pytest.mark.parametrize("first", range(0, SWEEPS, 100))
+def test_each_cell_of_a_sweep_is_completed_once_in_any_schedule_of_the_fixed_seeds(first: int) -> None:
+    played, failures, _ = play_range(first, 100, "sweeps")
+    assert played == 100
     assert not failures, "\n\n".join(describe(failure) for failure in failures[:3])
 
 

@@ -458,6 +458,18 @@ def test_an_attempt_whose_process_was_killed_after_its_line_was_written_counts_o
         shutil.copy(node.run_dir / "kept", node.control / "running")  # killed before it was removed
 
 
+def test_an_attempt_that_could_not_be_recorded_counts_for_its_budget(node: Node) -> None:
+    budgets = ("--budgets", "timeout=9,preempt=9,node=1,error=0")
+    (node.run_dir / "attempts.jsonl").symlink_to(node.run_dir / "gone" / "attempts.jsonl")
+    code, err = node.run("exit 137", *budgets)
+    assert (code, node.requeued) == (137, True)
+    assert "attempts.jsonl lacks this attempt, which counts for every budget" in err
+    (node.run_dir / "attempts.jsonl").unlink()
+    node.says("JobId=42 JobState=RUNNING Reason=None Restarts=1")
+    _, err = node.run("exit 137", *budgets, SLURM_RESTART_COUNT="1")
+    assert "node at step 0, saved up to 0; ended: the budget node=1 is spent" in err
+
+
 def test_rank_0_carries_out_what_was_decided_before_the_deciding_process_was_killed(node: Node) -> None:
     process = node.begin(f'touch "$HPCJOBS_CONTROL_DIR/ready"; {AWAIT_SIGNAL}')
     wait_until((node.control / "ready").exists)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import warnings
 from collections.abc import Mapping, Sequence
@@ -16,8 +17,9 @@ from hpcjobs.errors import CommandMissingError, HpcJobsWarning, SchedulerDownErr
 from hpcjobs.job.models import Plan
 from hpcjobs.processes.programs import Result, clean_env, run
 from hpcjobs.run import folder
-from hpcjobs.run.index import index_dir
-from hpcjobs.run.submission import read_begun
+from hpcjobs.run.index import Entry, entries, index_dir
+from hpcjobs.run.job_files import write_submitted
+from hpcjobs.run.submission import adopt_job, begin, read_begun
 from hpcjobs.run.submit import submit
 from hpcjobs.scheduler.slurm.client import SlurmScheduler
 from hpcjobs.scheduler.slurm.table import SEPARATOR
@@ -123,6 +125,26 @@ def test_a_job_that_may_have_been_accepted_is_found_though_its_submission_could_
     else:
         assert len(texts) == 1
         assert f"its run folder is {plan.run_dir}" in texts[0]
+
+
+def test_the_job_of_a_killed_submitter_is_listed_though_the_list_could_not_be_written_at_first(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.create(plan, None)
+    begin(plan)
+    entry = Entry("41", plan.job.name, plan.job.site, plan.job.scheduler, str(plan.run_dir), 1.0)
+    write_submitted(plan.run_dir, entry)  # and killed
+
+    def fail(entry: Entry) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for _ in range(2):
+        with monkeypatch.context() as full:
+            full.setattr("hpcjobs.run.index.add", fail)
+            assert adopt_job(plan.run_dir, Recorded().slurm()) == entry
+        assert len(read_begun()) == 1
+    assert adopt_job(plan.run_dir, Recorded().slurm()) == entry
+    assert (entries(), read_begun()) == ([entry], [])
 
 
 def test_an_id_of_a_wrapper_that_fails_afterwards_is_looked_for_in_the_queue(plan: Plan) -> None:

@@ -1,0 +1,236 @@
+"""The life of a sweep: it is run, looked at, resumed and cancelled while faults happen; then somebody resumes it.
+
+Each cell runs to completion exactly once, and a sweep that is complete submits nothing more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import bodies
+from life import BUSY_S, Life, Schedule
+from slurm import Attempt
+from world import Process
+
+from hpcjobs.errors import HpcJobsError
+from hpcjobs.job.models import JobSpec
+from hpcjobs.scheduler.base import State
+from hpcjobs.site.models import Partition, Site
+from hpcjobs.site.resources import Resources
+from hpcjobs.sweeps import submit
+from hpcjobs.sweeps.cell_status import cell_statuses
+from hpcjobs.sweeps.folder import Definition, SweepFolder
+from hpcjobs.sweeps.spec import define
+
+RESUMES = 5
+"""So often a sweep is resumed once the world is quiet: a cell may fail twice by itself."""
+
+
+@dataclass
+class CellRun:
+    """One start of a cell's program."""
+
+    cell: str
+    attempt: Attempt
+    process: Process
+    began: float
+    ended: float | None = None
+    is_completed: bool = False
+
+
+def _site() -> Site:
+    import msgspec
+
+    partitions: dict[str, Partition | dict[str, Any]] = {"compute": {"nodes": 4, "node": {"cpus": 16}}}
+    return msgspec.convert({"name": "sim", "partitions": partitions, "run_root": "/place-of-the-sweep"}, Site)
+
+
+class SweepLife(Life):
+    """A sweep in a world with faults, and what became of its cells."""
+
+    def __init__(self, schedule: Schedule, home: Path) -> None:
+        super().__init__(schedule, home)
+        self.folder = SweepFolder(home / "sweep")
+        self.runs: list[CellRun] = []
+        self.completed: dict[str, list[float]] = {}
+        self.shown: dict[str, float] = {}
+        """When a cell was first shown as completed."""
+        self.failures: dict[str, int] = {}
+        """How often each cell fails before it completes."""
+        self.definition: Definition
+
+    def body(self) -> Any:
+        return lambda job: self._next if Path(job.script).parent.name.startswith("next-") else self._task
+
+    # --- what jobs do
+
+    def _task(self, attempt: Attempt) -> int:
+        """An array's task, as job.sh and sweep.bash."""
+        world, job = self.world, attempt.job
+        chunk = os.path.dirname(job.script)
+        folder, started = f"{chunk}/{job.task}", int(world.now)
+        bodies.write_state(world, attempt, folder, "RUNNING", None, started)
+        code = self._run_cells(attempt, chunk)
+        state = "CANCELLED" if code == 143 else "FAILED" if code else "COMPLETED"
+        bodies.write_state(world, attempt, folder, state, code, started)
+        return code
+
+    def _run_cells(self, attempt: Attempt, chunk: str) -> int:
+        job = attempt.job
+        with suppress(OSError):
+            os.symlink(str(job.root), f"{chunk}/owner")
+        try:
+            owner = os.readlink(f"{chunk}/owner")
+            content = json.loads(Path(chunk, "chunk.json").read_text())
+        except OSError:
+            return 1
+        if owner != str(job.root):
+            return 0
+        code, pack, task = 0, content["pack"], job.task or 0
+        for cell in content["cells"][task * pack : (task + 1) * pack]:
+            one = self._run_cell(attempt, cell)
+            code = one or code
+            if one == 143:
+                break
+        return code
+
+    def _run_cell(self, attempt: Attempt, cell: str) -> int:
+        world = self.world
+        folder = f"{self.folder.path}/cells/{cell}"
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError:
+            return 1
+        if os.path.exists(f"{folder}/.completed"):
+            return 0
+        started = int(world.now)
+
+        def write(state: str, code: int | None) -> None:
+            bodies.write_state(world, attempt, folder, state, code, started, job_id=attempt.job.id)
+
+        write("RUNNING", None)
+        assert world.current is not None
+        run = CellRun(cell, attempt, world.current, world.now)
+        self.runs.append(run)
+        end = world.now + self.duration_s
+        while world.now < end:
+            if bodies.TERM in world.wait_signals(end - world.now):
+                run.ended = world.now
+                write("CANCELLED", 143)
+                return 143
+        run.ended = world.now
+        if self.failures.get(cell, 0) > 0:
+            self.failures[cell] -= 1
+            write("FAILED", 3)
+            return 3
+        run.is_completed = True
+        self.completed.setdefault(cell, []).append(world.now)
+        write("COMPLETED", 0)
+        with suppress(OSError), open(f"{folder}/.completed", "w"):
+            pass
+        return 0
+
+    def _next(self, attempt: Attempt) -> int:
+        """The job that submits the rest: `hpcjobs sweep continue`."""
+        folder, started = os.path.dirname(attempt.job.script), int(self.world.now)
+        bodies.write_state(self.world, attempt, folder, "RUNNING", None, started)
+        code = 0
+        try:
+            submit.submit_waiting(self.folder)
+        except (HpcJobsError, OSError) as error:
+            self.world.log(f"{attempt.job.id}: {error}")
+            code = 1
+        bodies.write_state(self.world, attempt, folder, "FAILED" if code else "COMPLETED", code, started)
+        return code
+
+    # --- what users do
+
+    def begin(self) -> None:
+        """`hpcjobs sweep run`."""
+        self._submit(lambda: submit.start(self.folder, self.definition))
+
+    def resume(self) -> None:
+        self._submit(lambda: submit.resume(self.folder))
+
+    def _submit(self, deed: Any) -> None:
+        outcome = deed()
+        ids = [entry.job_id for entry in outcome.submitted]
+        self.world.log(f"submitted {ids}: {outcome.cells} cells, {outcome.done} done, {outcome.open} open")
+        if outcome.submitted and all(self.completed.get(cell.id) for cell in self.definition.cells):
+            self.errors.append(f"{self.folder.path}: every cell is complete, and arrays {ids} were submitted")
+
+    def status(self) -> None:
+        began = self.world.now
+        states = cell_statuses(self.folder, submit.connect_to(self.folder.definition))
+        for one in states:
+            cell = one.cell.id
+            if one.state is State.COMPLETED:
+                self.shown.setdefault(cell, self.world.now)
+                if not self.completed.get(cell):
+                    self.errors.append(f"{self.folder.path}: cell {cell} is shown as COMPLETED, and is not")
+            elif self.shown.get(cell, began) < began:
+                self.errors.append(f"{self.folder.path}: cell {cell} was COMPLETED, and is shown as {one.state}")
+
+    # --- the schedule
+
+    def prepare(self) -> None:
+        draw = self.world.random
+        pack = draw.choice((1, 1, 2))
+        points = [{"x": number} for number in range(draw.choice((2, 4, 6)))]
+        self.duration_s = draw.choice((1.0, 60.0, 600.0))
+        request = JobSpec(program=("true",), resources=Resources(time="30m"), name="sweep")
+        self.definition = define(
+            request, points, site=_site(), pack=pack, max_parallel=draw.choice((None, 2)), made_by="a test"
+        )
+        if draw.random() < 0.3:
+            self.settings.max_submit_jobs = draw.choice((3, 4))
+        for cell in self.definition.cells:
+            self.failures[cell.id] = draw.choice((0, 0, 0, 0, 1, 2))
+        at = draw.uniform(0, 600)
+        self.user("submit", self.begin, delay_s=at)
+        for verb, most in ((self.begin, 2), (self.resume, 4), (self.status, 4), (self.look, 2)):
+            for _ in range(draw.randrange(most)):
+                delay_s = at + draw.choice((draw.uniform(1, 60), draw.uniform(1, 2000), draw.uniform(1, BUSY_S)))
+                name = verb.__name__ if verb != self.begin else "submit again"
+                self.user(name, verb, host=draw.choice(("login1", "login2")), delay_s=delay_s)
+        if draw.random() < 0.15:
+            delay_s = at + draw.choice((20.0, 300.0, 3000.0)) * draw.random()
+            self.user("cancel", lambda: self.world.log(f"cancelled {submit.cancel(self.folder)}"), delay_s=delay_s)
+        self.plan_events()
+
+    def quieten(self) -> None:
+        """No fault happens any more, and the sweep is run and resumed until it is complete."""
+        self.end_faults()
+        for number in range(RESUMES):
+            self.user("last resume", self.resume if number else self.begin, delay_s=1.0)
+            self.world.run(86400.0)
+        self.user("last status", self.status, delay_s=1.0)
+        self.world.run(1000.0)
+
+    def check(self) -> None:
+        """Each cell was completed exactly once, never by two at a time, and the sweep says so."""
+        path = self.folder.path
+        for cell in self.definition.cells:
+            runs = [run for run in self.runs if run.cell == cell.id and not run.attempt.is_ghost]
+            if not self.completed.get(cell.id):
+                self.errors.append(f"{path}: cell {cell.id} was never completed, in {len(runs)} runs")
+            elif cell.id not in self.shown:
+                self.errors.append(f"{path}: cell {cell.id} is complete, and its status is another")
+            for first, second in pairwise(runs):
+                ended = first.ended if first.ended is not None else first.attempt.ended
+                if ended is None or ended > second.began:
+                    self.errors.append(f"{path}: cell {cell.id} began at {second.began:.0f} while it ran")
+            completed = sum(run.is_completed for run in runs)
+            if completed > 1 and not self._could_not_record():
+                self.errors.append(f"{path}: cell {cell.id} was completed {completed} times")
+
+    def _could_not_record(self) -> bool:
+        """What a job wrote about its end was lost: it is run again."""
+        in_jobs = any("fault" in line and " in job " in line for line in self.world.trace)
+        return in_jobs or any(fault.detail in ("full", "power") for fault in self.world.injected)
