@@ -31,8 +31,8 @@ from hpcjobs.trainers.ddp_scratch import DdpScratchFlags
 from hpcjobs.trainers.distributed.process_group import RankGroup, join_world
 from hpcjobs.trainers.fsdp import FsdpFlags
 from hpcjobs.trainers.fsdp_scratch import FsdpScratchFlags
-from hpcjobs.trainers.metrics.communication_probe import Probe
 from hpcjobs.trainers.metrics.monitor import INTERVAL_S, Gpus, LoadSampler
+from hpcjobs.trainers.metrics.profiler import Probe
 from hpcjobs.trainers.metrics.recorder import Recorder
 from hpcjobs.trainers.optimization.plan import plan_training
 from hpcjobs.trainers.optimization.step import Stepper

@@ -165,7 +165,7 @@ def measure_gpus(
     while left:
         hosts = [node.host for node in left]
         # Ranks of torch meet by MASTER_ADDR; a broken PMI of srun must not look like a broken GPU.
-        command = place.module(hosts, "hpcjobs.trainers.collectives.gpus", *options, mpi="none")
+        command = place.module(hosts, "hpcjobs.trainers.metrics.gpus", *options, mpi="none")
         try:
             run(command, env=place.world(hosts), timeout_s=min(60.0, max(1.0, until - time.monotonic())))
             break
@@ -212,7 +212,7 @@ def measure_allreduce(
     for index, (over, package) in enumerate(there):
         json_file = folder / f"allreduce-{over}.json"
         arguments = ("--over", over, "--most", "16M", "--json", str(json_file))
-        command = place.module(hosts, "hpcjobs.trainers.collectives.sweep", *arguments, mpi=place.mpi)
+        command = place.module(hosts, "hpcjobs.trainers.metrics.sweep", *arguments, mpi=place.mpi)
         share_s = max(1.0, (until - time.monotonic()) / (len(there) - index))
         try:
             run(command, env=place.world(hosts), timeout_s=share_s)

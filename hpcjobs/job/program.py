@@ -165,8 +165,7 @@ def check_trainer(trainer: str, arguments: Sequence[str]) -> None:
         RequestError: it would refuse them.
     """
     from hpcjobs.runtime.exits import UsageError
-    from hpcjobs.trainers.commandline.config import check_arguments
-    from hpcjobs.trainers.commandline.flags import UnknownFlagError
+    from hpcjobs.trainers.commandline.config import UnknownFlagError, check_arguments
     from hpcjobs.trainers.workloads import check_workload_name
 
     try:

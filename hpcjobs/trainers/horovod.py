@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcjobs.trainers.commandline.flags import flag, positive
+from hpcjobs.trainers.commandline.config import flag, positive
 from hpcjobs.trainers.commandline.launch import launch
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcjobs.trainers.commandline.flags import flag
+from hpcjobs.trainers.commandline.config import flag
 from hpcjobs.trainers.commandline.launch import launch
 
 HERE = "hpcjobs.trainers.strategies.lightning"

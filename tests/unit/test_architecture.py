@@ -97,8 +97,7 @@ TRAINERS = {
     "data": {"commandline", "distributed", "workloads", "optimization"},
     "optimization": {"commandline", "distributed", "workloads", "strategies"},
     "checkpoint": {"commandline", "distributed", "workloads", "optimization"},
-    "metrics": {"commandline", "distributed", "workloads", "optimization", "checkpoint"},
-    "fault_tolerance": {"distributed", "metrics"},
+    "metrics": {"commandline", "distributed", "workloads", "strategies", "optimization", "checkpoint"},
     "loop": {
         "commandline",
         "distributed",
@@ -108,7 +107,6 @@ TRAINERS = {
         "optimization",
         "checkpoint",
         "metrics",
-        "fault_tolerance",
     },
 }
 STDLIB_ONLY = {

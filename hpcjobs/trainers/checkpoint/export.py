@@ -16,11 +16,17 @@ import torch
 
 from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.exits import BadCheckpoint, MissingData, TrainerError, UsageError, print_error
-from hpcjobs.trainers.checkpoint import format as checkpoint
-from hpcjobs.trainers.commandline.flags import Parser, add_flags, flag, parse_all, read_flags
-from hpcjobs.trainers.optimization.adapters import Adapters, merge, write_adapters
-from hpcjobs.trainers.optimization.optimizers import KEY
-from hpcjobs.trainers.workloads.weights import load_safetensors, read_weights, write_weights
+from hpcjobs.trainers.checkpoint import state as checkpoint
+from hpcjobs.trainers.commandline.config import Parser, add_flags, flag, parse_all, read_flags
+from hpcjobs.trainers.optimization.step import KEY
+from hpcjobs.trainers.optimization.weights import (
+    Adapters,
+    load_safetensors,
+    merge,
+    read_weights,
+    write_adapters,
+    write_weights,
+)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -1,28 +1,195 @@
 """The flags of every trainer, and the check of a command line where the job is submitted, without torch.
 
-None means "not given": the workload's own default is used.
+Flags are made from frozen dataclasses: each field is a flag, declared in the module that uses it. None means "not
+given": the workload's own default is used. A workload of the user's own is found by the name `package.module:function`,
+and the keyword-only parameters of its function are flags too.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass, is_dataclass
+import inspect
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, make_dataclass
 from importlib import import_module
-from typing import Any
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from inspect import Parameter, signature
+from types import ModuleType, NoneType
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
+from hpcjobs.runtime.exits import UsageError
 from hpcjobs.runtime.tracking import TRACKERS
-from hpcjobs.trainers.commandline.flags import (
-    Parser,
-    StepRange,
-    add_flags,
-    flag,
-    not_negative,
-    parse_all,
-    parse_step_range,
-    positive,
-)
+
+T = TypeVar("T")
+Number = TypeVar("Number", int, float)
+
+
+def flag(
+    default: Any,
+    help: str,
+    *,
+    parse: Callable[[str], Any] = str,
+    choices: Sequence[str] | None = None,
+    metavar: str | None = None,
+) -> Any:
+    """A dataclass field that is also `--its-name`. A tuple as default takes one or more values."""
+    settings = {"help": help, "parse": parse, "choices": choices, "metavar": metavar}
+    return field(default=default, metadata=settings)
+
+
+def positive(kind: Callable[[str], Number]) -> Callable[[str], Number]:
+    return _at_least(kind, "more than 0", lambda value: value > 0)
+
+
+def not_negative(kind: Callable[[str], Number]) -> Callable[[str], Number]:
+    return _at_least(kind, "0 or more", lambda value: value >= 0)
+
+
+def _at_least(
+    kind: Callable[[str], Number], requirement: str, holds: Callable[[Number], bool]
+) -> Callable[[str], Number]:
+    def parse(text: str) -> Number:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        if not holds(value):
+            raise argparse.ArgumentTypeError(f"{text} is not {requirement}")
+        return value
+
+    return parse
+
+
+class StepRange(NamedTuple):
+    """The steps after step `start`, up to step `stop`."""
+
+    start: int
+    stop: int
+
+    def __str__(self) -> str:
+        return f"{self.start}:{self.stop}"
+
+
+def parse_step_range(text: str) -> StepRange:
+    start, colon, stop = text.partition(":")
+    if not (colon and start.isascii() and start.isdigit() and stop.isascii() and stop.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not START:STOP, such as 10:13")
+    steps = StepRange(int(start), int(stop))
+    if steps.start >= steps.stop:
+        raise argparse.ArgumentTypeError(f"{text}: STOP is not after START")
+    return steps
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises instead of exiting, so that one rank alone prints the error."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {message}", hint=f"{self.prog} --help")
+
+
+def list_options(item: Field[Any]) -> list[str]:
+    """List the flags of a field with their dashes."""
+    name = item.name.replace("_", "-")
+    return [f"--{name}", f"--no-{name}"] if isinstance(item.default, bool) else [f"--{name}"]
+
+
+def add_flags(parser: argparse.ArgumentParser, owner: type[Any], *, title: str) -> None:
+    """Add one flag per field of `owner`."""
+    group = parser.add_argument_group(title)
+    for item in fields(owner):
+        name, meta = "--" + item.name.replace("_", "-"), item.metadata
+        shown = "" if item.default in (None, (), "", MISSING) else f" [{item.default}]"
+        common: dict[str, Any] = {"dest": item.name, "default": item.default, "help": _escape(meta["help"] + shown)}
+        if isinstance(item.default, bool):
+            group.add_argument(name, action=argparse.BooleanOptionalAction, **common)
+            continue
+        many: dict[str, Any] = {"nargs": "+"} if isinstance(item.default, tuple) else {}
+        if item.default is MISSING:
+            common = {"dest": item.name, "required": True, "help": _escape(meta["help"])}
+        group.add_argument(name, type=meta["parse"], choices=meta["choices"], metavar=meta["metavar"], **common, **many)
+
+
+def _escape(text: str) -> str:
+    """Double percent signs, which argparse would read as the start of a format."""
+    return text.replace("%", "%%")
+
+
+def flags_of(function: Callable[..., object]) -> type[Any]:
+    """A dataclass of flags from the keyword-only parameters of a function: their names, types, defaults and help.
+
+    `width: int = 32` is `--width`; `width: Annotated[int, "hidden units"] = 32` has a help text too. Types are str,
+    int, float, bool, Literal of strings, and each of these `| None`.
+
+    Raises:
+        UsageError: a parameter has no type, or one that no flag can have.
+    """
+    own = [one for one in inspect.signature(function).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    hints = get_type_hints(function, include_extras=True) if own else {}
+    items: list[tuple[str, Any, Any]] = []
+    for parameter in own:
+        hint, help_text = hints.get(parameter.name), ""
+        if get_origin(hint) is Annotated:
+            hint, *notes = get_args(hint)
+            help_text = " ".join(note for note in notes if isinstance(note, str))
+        alternatives = [one for one in get_args(hint) if one is not NoneType] if NoneType in get_args(hint) else [hint]
+        kind = alternatives[0] if len(alternatives) == 1 else None
+        choices = get_args(kind) if get_origin(kind) is Literal else None
+        if choices is None and (kind is None or kind not in (str, int, float, bool)):
+            raise UsageError(
+                f"the parameter {parameter.name} of {function.__name__} has the type {hint}, which no flag can have",
+                hint="str, int, float, bool, Literal of strings, or one of these | None",
+            )
+        default = MISSING if parameter.default is parameter.empty else parameter.default
+        parse = str if kind is None or choices is not None else parse_as(kind)
+        settings = {"help": help_text, "parse": parse, "choices": choices, "metavar": None}
+        items.append((parameter.name, Any, field(default=default, metadata=settings)))
+    return make_dataclass("WorkloadFlags", items, frozen=True, kw_only=True)
+
+
+def parse_as(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a parser for one type with a readable error."""
+
+    def parse(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not of type {getattr(kind, '__name__', kind)}") from None
+
+    return parse
+
+
+def read_flags(owner: type[T], parsed: argparse.Namespace) -> T:
+    """Return `owner` with the values of a parsed command line."""
+    values = {item.name: getattr(parsed, item.name) for item in fields(owner)}  # type: ignore[arg-type]
+    return owner(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
+
+
+class UnknownFlagError(UsageError):
+    """An argument that is not a known flag."""
+
+    def __init__(self, trainer: str, argument: str, *, hint: str) -> None:
+        super().__init__(f"{trainer}: unknown argument {argument!r}", hint=hint)
+        self.argument = argument
+
+
+def parse_all(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the arguments; the error for an unknown flag names the nearest known one.
+
+    Raises:
+        UnknownFlagError: a flag is unknown. UsageError: a flag has an invalid value.
+    """
+    parsed, unknown = parser.parse_known_args(argv)
+    if unknown:
+        known = [name for action in parser._actions for name in action.option_strings]
+        near = difflib.get_close_matches(unknown[0].split("=")[0], known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"{parser.prog} --help lists the flags"
+        raise UnknownFlagError(parser.prog, unknown[0], hint=hint)
+    return parsed
 
 
 @dataclass(frozen=True)
@@ -210,3 +377,69 @@ def own_flags(trainer: str) -> type[Any]:
     (flags,) = (value for value in values if is_dataclass(value) and value.__module__ == module.__name__)
     assert isinstance(flags, type)
     return flags
+
+
+POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.VAR_POSITIONAL)
+
+
+def find_function(name: str) -> Callable[..., Any]:
+    """Return the function that `--workload` names. Its module may be in the current folder, behind all others.
+
+    Raises:
+        UsageError: a part of the name does not exist; the message names it.
+    """
+    module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name:
+        raise UsageError(f"--workload {name}: a workload of your own is written package.module:function")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        _load_from_folder(module_name.partition(".")[0], os.getcwd())
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            hint = f"{module_name} imports it; pip install it, or name it in `software` of the site"
+            raise UsageError(f"--workload {name}: {error}", hint=hint) from error
+        hint = f"run where {module_name.replace('.', '/')}.py lies, or export PYTHONPATH=FOLDER"
+        raise UsageError(f"--workload {name}: no module is called {error.name!r}", hint=hint) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise UsageError(f"--workload {name}: {_describe_missing(module, function_name)}")
+    _refuse_other_parameters(name, function)
+    return function  # type: ignore[no-any-return]
+
+
+def _load_from_folder(package: str, folder: str) -> None:
+    """Load the user's own package or module from `folder` if it has one, although another of the name is installed."""
+    spec = None if package in sys.modules else PathFinder.find_spec(package, [folder])
+    if spec is None or spec.loader is None or spec.origin is None:
+        return
+    sys.modules[package] = module = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[package]
+        raise
+
+
+def _refuse_other_parameters(name: str, function: Callable[..., Any]) -> None:
+    """Raise UsageError unless the config is the only required positional parameter of the function."""
+    own = getattr(function, "__name__", "the function")
+    positional = [one for one in signature(function).parameters.values() if one.kind in POSITIONAL]
+    if not positional:
+        raise UsageError(f"--workload {name}: {own}() takes no config; write def {own}(config, *, ...)")
+    for parameter in positional[1:]:
+        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL:
+            raise UsageError(
+                f"--workload {name}: its parameter {parameter.name} has no default and comes before the *",
+                hint=f"def {own}(config, *, {parameter.name}: ...), and --{parameter.name.replace('_', '-')} is a flag",
+            )
+
+
+def _describe_missing(module: ModuleType, function_name: str) -> str:
+    if hasattr(module, function_name):
+        return f"{function_name} in {module.__file__} is a {type(getattr(module, function_name)).__name__}, no function"
+    functions = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+    near = difflib.get_close_matches(function_name, functions, n=1)
+    there = f"did you mean {near[0]}?" if near else f"it defines {', '.join(functions) or 'nothing'}"
+    return f"{module.__file__} has no function {function_name}: {there}"

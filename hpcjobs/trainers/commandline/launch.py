@@ -23,9 +23,16 @@ from hpcjobs.record.summary import RunSummary
 from hpcjobs.runtime.dist import DistEnv, refuse_other_world
 from hpcjobs.runtime.exits import AlreadyReported, ExitCode, Requeue, TrainerError, UsageError, flush, print_error
 from hpcjobs.runtime.signals import Stop, control_dir, ignore, listen
-from hpcjobs.trainers.commandline.config import Config
-from hpcjobs.trainers.commandline.flags import Parser, add_flags, flags_of, list_options, parse_all, read_flags
-from hpcjobs.trainers.commandline.own_workload import find_function
+from hpcjobs.trainers.commandline.config import (
+    Config,
+    Parser,
+    add_flags,
+    find_function,
+    flags_of,
+    list_options,
+    parse_all,
+    read_flags,
+)
 
 
 @contextmanager
@@ -78,7 +85,7 @@ def launch(
     argv: Sequence[str] | None,
     *,
     strategy: str,
-    train: str = "hpcjobs.trainers.loop.train:train",
+    train: str = "hpcjobs.trainers.loop.run:train",
 ) -> int:
     """Run `strategy` ("module:Class", made with the values of `flags`) in the loop `train`; the exit code."""
     config = Config()

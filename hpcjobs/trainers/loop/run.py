@@ -1,9 +1,14 @@
-"""A run around its loop: the world, the workload and the record are opened here, and closed into a summary."""
+"""Training from top to bottom: the world, the workload and the record are opened, and closed into a summary.
+
+`train` makes every step of every epoch. `Evaluator` evaluates the held-out part: each sample counts once, whatever the
+number of ranks. `Checkpoints` decides when to save. The ranks' requests to stop are combined.
+"""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
@@ -11,31 +16,212 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
+from torch import nn
 
 from hpcjobs.record.names import SUMMARY
-from hpcjobs.record.summary import Quantiles, RunSummary
-from hpcjobs.runtime import signals
+from hpcjobs.record.summary import Evaluation, Quantiles, RunSummary
+from hpcjobs.runtime import checkpoints, signals
+from hpcjobs.runtime.checkpoint_writer import CheckpointKeeper
 from hpcjobs.runtime.checkpoints import CheckpointMeta
-from hpcjobs.runtime.exits import Requeue, UnequalData, UsageError
+from hpcjobs.runtime.exits import LossNotFinite, Requeue, StorageFault, UnequalData, UsageError, print_error
 from hpcjobs.runtime.signals import JobControl, StopAgreement
 from hpcjobs.runtime.tracking import Trackers, open_trackers, require_trackers
 from hpcjobs.runtime.watchdog import Watchdog
 from hpcjobs.trackers import TrackedRun
+from hpcjobs.trainers.checkpoint import state as states
+from hpcjobs.trainers.checkpoint.state import CheckpointWriter, WriterGroup
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.commandline.launch import Call, collect_new_objects
+from hpcjobs.trainers.data.loader import HeldOutOrder, Loader, TrainingData, adapt_datasets, resolve_workers
 from hpcjobs.trainers.data.staging import stage_data
-from hpcjobs.trainers.data.training import TrainingData, adapt_datasets, resolve_workers
 from hpcjobs.trainers.distributed.process_group import RankGroup, describe_shared_cores, format_cores, join_world
-from hpcjobs.trainers.loop.checkpointing import Checkpoints, PipelinedMax, resume_run
-from hpcjobs.trainers.loop.evaluation import Evaluator
 from hpcjobs.trainers.metrics.monitor import Monitor
-from hpcjobs.trainers.metrics.profiler import StepProfiler, record_memory
+from hpcjobs.trainers.metrics.profiler import Probe, StepProfiler, record_memory
 from hpcjobs.trainers.metrics.recorder import Recorder
 from hpcjobs.trainers.optimization.plan import TrainingPlan, grow_synthetic, plan_training
 from hpcjobs.trainers.optimization.step import Stepper
 from hpcjobs.trainers.strategies.base import Strategy
 from hpcjobs.trainers.workloads import load_workload
-from hpcjobs.trainers.workloads.base import Workload
+from hpcjobs.trainers.workloads.base import Batch, Score, Workload, count_samples, split_loss
+
+
+class PipelinedMax:
+    """The maximum over all ranks, one call late: a call returns the result of the call before, so no rank waits."""
+
+    def __init__(self) -> None:
+        self._largest = torch.zeros((), dtype=torch.int32)
+        self._reduction: dist.Work | None = None
+
+    def __call__(self, mine: int) -> int:
+        self.close()
+        largest = int(self._largest)
+        self._largest.fill_(mine)
+        self._reduction = dist.all_reduce(self._largest, op=dist.ReduceOp.MAX, async_op=True)
+        return largest
+
+    def close(self) -> None:
+        """Wait for the newest call."""
+        if self._reduction is not None:
+            self._reduction.wait()
+
+
+def resume_run(
+    config: Config, stepper: Stepper, run_dir: Path, *, plan: TrainingPlan, group: RankGroup
+) -> CheckpointMeta | None:
+    """Load the checkpoint that `--resume` names. Returns its metadata; None without one."""
+    place = states.choose(config.resume, run_dir, group)
+    if place is None:
+        return None
+    strategy = stepper.strategy
+    meta, state = states.read(place, lambda where: strategy.allocate_shard(stepper.model, stepper.optimizer, where))
+    states.restore(state, stepper, group)
+    group.log(f"resumed from {place} at step {meta.step}{states.changes(meta, plan)}")
+    elsewhere = place.parent.parent != run_dir.resolve()  # another run's metrics are not this one's
+    return replace(meta, metrics_bytes=0 if elsewhere else meta.metrics_bytes)
+
+
+def make_writer_group(group: RankGroup) -> WriterGroup:
+    """Make the group of all ranks; a collective call."""
+    return WriterGroup(group.aside(), int(group.from_first(str(os.getpid()))))
+
+
+class Checkpoints(CheckpointKeeper):
+    """Saves every `--checkpoint-every` steps or `--save-every-epochs` epochs, and at the end; without these, never."""
+
+    def __init__(
+        self,
+        config: Config,
+        run_dir: Path,
+        stepper: Stepper,
+        recorder: Recorder,
+        control: JobControl,
+        *,
+        plan: TrainingPlan,
+        group: RankGroup,
+    ) -> None:
+        self.every, self.plan, self.group = config.checkpoint_every, plan, group
+        self.every_epochs = config.save_every_epochs
+        self.stepper, self.recorder = stepper, recorder
+        in_parts = stepper.strategy.in_parts
+        self._writes = in_parts or group.rank == 0
+        writer = CheckpointWriter(
+            run_dir / checkpoints.FOLDER,
+            keep=config.checkpoint_keep,
+            background=config.checkpoint_async,
+            on_written=control.record_saved_step,
+            together=make_writer_group(group) if in_parts else None,
+            first=group.rank == 0,
+            agree=group.agree if in_parts else lambda mine: mine,
+        )
+        super().__init__(writer, control, record=recorder.record_checkpoint, step_s=lambda: recorder.meter.recent_steps)
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            if isinstance(error[1], LossNotFinite):  # raised on all ranks; earlier checkpoints are sound
+                self.finish()
+        except StorageFault as fault:
+            print_error(f"warning: {fault}")
+        finally:
+            self.close()
+
+    def due(self, step: int) -> bool:
+        if self.every is None and self.every_epochs is None:
+            return False
+        of_steps = self.every is not None and step % self.every == 0
+        of_epochs = self.every_epochs is not None and self.plan.ends_epoch(step, every=self.every_epochs)
+        return step == self.plan.total_steps or of_steps or of_epochs
+
+    def save(self, step: int, epoch: int, *, blocking: bool = False) -> None:
+        """Save the state; a collective call. If rank 0 can't write, it prints why, and tries again at a later save.
+
+        If ranks hold parts of the state, each writes its parts. `blocking`: the last save of this attempt, on disk
+        before this returns; StorageFault on rank 0 if the storage does not take it in time.
+        """
+        with self.stepper.trained_weights():
+            states.refuse_nan(self.stepper, self.group, step=step)
+            state = states.capture(self.stepper, self.group)
+            if self._writes:
+                self.write(self._meta(step, epoch), state, last=step == self.plan.total_steps, blocking=blocking)
+
+    def _meta(self, step: int, epoch: int) -> CheckpointMeta:
+        evaluation = self.recorder.evaluation_at(step)
+        return CheckpointMeta(
+            step=step,
+            epoch=epoch,
+            epoch_samples=self.plan.samples_of_epoch(epoch, step),
+            world_size=self.group.world_size,
+            metrics_bytes=self.recorder.metrics_bytes_at(step),
+            loss=None if evaluation is None else evaluation.loss,
+        )
+
+
+TENSOR = ""  # the key of the score's tensor, among the names of metrics
+
+
+class Evaluator:
+    """When the held-out part is evaluated, and how: in the precision and by the loader settings of training."""
+
+    def __init__(
+        self, config: Config, workload: Workload, stepper: Stepper, *, plan: TrainingPlan, group: RankGroup
+    ) -> None:
+        self.workload, self.stepper, self.plan, self.group = workload, stepper, plan, group
+        held_out = workload.held_out
+        self.on, self.every = held_out is not None and config.eval_every != 0, config.eval_every
+        if held_out is None or not self.on:
+            return
+        if len(held_out) == 0:
+            raise UsageError(
+                f"held_out of the workload {workload.name} has no samples",
+                hint="held_out=None, or --eval-every 0, trains without evaluation",
+            )
+        self._order = HeldOutOrder(
+            len(held_out), group.rank, group.world_size, plan.batch_size, config.seed, config.eval_batches
+        )
+        self._loader = Loader(held_out, device=group.device, workers=config.workers or 0)
+
+    def due(self, step: int) -> bool:
+        """Whether to evaluate now: after every `every` steps or every epoch, and after the last step."""
+        if not self.on or step == 0:
+            return False
+        regular = self.plan.ends_epoch(step) if self.every is None else step % self.every == 0
+        return regular or step == self.plan.total_steps
+
+    def evaluate(self, boundary: Callable[[], None]) -> Evaluation:
+        """Scores the model; a collective call. `boundary` is called after each pass, and may end it by an exception."""
+        model, group = self.stepper.forward, self.group
+        sums: dict[str, torch.Tensor] = {}
+        model.eval()
+        with torch.no_grad(), self.stepper.weights_to_evaluate():
+            for number, batch in enumerate(self._loader.epoch(self._order)):
+                with self.stepper.autocast():
+                    score = self._score(model, batch)
+                counts = bool(self._order.batch(number))
+                for name, value in {TENSOR: score.tensor, **score.metrics}.items():
+                    sums[name] = sums.get(name, 0) + counts * value.double()
+                boundary()
+        model.train()
+        names = [name for name in sums if name != TENSOR]
+        flat = torch.cat([sums[TENSOR], *(sums[name].reshape(1) for name in names)])
+        loss_sum, correct, count, *totals = group.sum(flat).tolist()
+        loss = loss_sum / count
+        accuracy = None if math.isnan(correct) else correct / count
+        perplexity = math.exp(min(loss, 700.0)) if self.workload.perplexity else None
+        metrics = {name: total / count for name, total in zip(names, totals, strict=True)}
+        return Evaluation(loss, accuracy, int(count), perplexity, metrics)
+
+    def _score(self, model: nn.Module, batch: Batch) -> Score:
+        """Return the workload's score, or a score from its loss and metrics, which are means over the batch."""
+        if self.workload.evaluate is not None:
+            return self.workload.evaluate(model, batch)
+        samples = count_samples(batch)
+        loss, metrics = split_loss(self.workload.loss(model, batch), self.workload)
+        loss = loss.double().reshape(())
+        tensor = torch.stack([loss * samples, torch.full_like(loss, math.nan), torch.full_like(loss, samples)])
+        return Score(tensor, {name: samples * value for name, value in metrics.items()})
 
 
 @dataclass(frozen=True)
@@ -326,3 +512,36 @@ def describe_result(summary: RunSummary, run_dir: Path) -> str:
         f"{summary.throughput.value:,.0f} {summary.throughput.unit} on {summary.world_size} ranks{used}; "
         f"{run_dir / SUMMARY}"
     )
+
+
+def train(call: Call[Any], strategy: Strategy) -> RunSummary:
+    """One rank's part of a run."""
+    with open_run(call, strategy) as run:
+        probe = Probe(run.config.probe_every if run.config.probe else None, run.stepper, run.group)
+        run.evaluate_resumed()
+        run_loop(run, probe)
+        return run.finish(exposed_s=probe.exposed_s, compute_s=probe.compute_s)
+
+
+def run_loop(run: TrainingRun, probe: Probe) -> None:
+    """Every step of every epoch; `end_step` writes lines, evaluates and saves where that is due."""
+    plan, stepper, recorder = run.plan, run.stepper, run.recorder
+    data = run.make_training_data()
+    meter, step = recorder.meter, run.first_step
+    for epoch in range(plan.locate(step)[0], plan.epochs):
+        batches = data.epoch(epoch, plan.locate(step)[1])
+        for _ in range(plan.last_step_of(epoch) - step):
+            meter.begin()
+            batch = next(batches, None)  # none: this rank has run out, a step before others
+            meter.data_ready()
+            run.watchdog.beat(step, "step")
+            loss = None if batch is None else stepper.step(batch, step)
+            if loss is None or (not stepper.strategy.fills and plan.ends_epoch(step + 1)):
+                loss = stepper.strategy.join(stepper.model, loss)
+            meter.end()
+            recorder.add(loss, stepper.take_metrics())
+            step += 1
+            run.end_step(step, epoch)
+            if batch is not None and probe.due(step):
+                run.watchdog.beat(step, "probe")
+                probe.measure(batch)

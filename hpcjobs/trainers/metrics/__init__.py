@@ -1,1 +1,1 @@
-"""The measurements of a run, and the files that record them."""
+"""The measurements of a run, the files that record them, and the cost of collectives without a model."""

@@ -19,13 +19,12 @@ import torch
 from hpcjobs.record.summary import RunSummary
 from hpcjobs.runtime.exits import UsageError
 from hpcjobs.trainers.commandline.launch import Call
-from hpcjobs.trainers.data.training import TrainingData
+from hpcjobs.trainers.data.loader import TrainingData
 from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.fsdp import FsdpFlags
 from hpcjobs.trainers.lightning import LightningFlags
 from hpcjobs.trainers.loop.run import TrainingRun, open_run
-from hpcjobs.trainers.optimization.optimizers import set_learning_rate
-from hpcjobs.trainers.optimization.step import Stepper
+from hpcjobs.trainers.optimization.step import Stepper, set_learning_rate
 from hpcjobs.trainers.strategies.base import Strategy
 from hpcjobs.trainers.strategies.fsdp import Fsdp
 from hpcjobs.trainers.workloads.base import Batch, count_samples, slice_batch
@@ -54,7 +53,7 @@ def make_strategy(flags: LightningFlags) -> Strategy:
 
 
 def train(call: Call[LightningFlags], strategy: Strategy) -> RunSummary:
-    """Train as loop.train.train does, with Lightning's loop in place of ours."""
+    """Train as loop.run.train does, with Lightning's loop in place of ours."""
     with open_run(call, strategy) as run:
         run.evaluate_resumed()
         if run.first_step < run.plan.total_steps:

@@ -2,22 +2,277 @@
 
 The decoder is GPT-style: pre-norm blocks of causal attention and a four-fold MLP, tied output layer. With --model, a
 causal language model of Hugging Face's transformers is read from a local folder, without a network.
+
+Files of tokens have the layout of nanoGPT or Megatron. They are written as a stream and read as memory maps.
+
+nanogpt    NAME.bin    tokens of 16 bits, one document after the other
+megatron   NAME.bin    tokens of any integer type, one document after the other
+           NAME.idx    the type, and the length and place of each document (Megatron's IndexedDataset)
+
+A folder that `hpcjobs.trainers.data.tokenize` made also has tokens.json: vocabulary size, end-of-text token, counts.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+import struct
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from hpcjobs.runtime.exits import BadData, MissingData, UsageError
 from hpcjobs.trainers.commandline.config import Config
-from hpcjobs.trainers.workloads.base import Batch, Dataset, Score, Workload, classification_loss, classification_score
-from hpcjobs.trainers.workloads.tokens import INFO_FILE, SyntheticTokens, TokensInfo, byte_windows, token_windows
+from hpcjobs.trainers.workloads.base import (
+    Batch,
+    Dataset,
+    Score,
+    Workload,
+    classification_loss,
+    classification_score,
+    move_numbers,
+)
+
+INFO_FILE = "tokens.json"
+MAGIC, VERSION = b"MMIDIDX\x00\x00", 1
+CODES: dict[int, type[np.generic]] = {
+    1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 6: np.float64, 7: np.float32, 8: np.uint16,
+}  # fmt: skip
+NANOGPT_TYPE = np.uint16
+Tokens = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class TokensInfo:
+    """The content of tokens.json: vocabulary, tokenizer, layout and counts of a folder."""
+
+    vocabulary: int
+    end_of_text: int | None
+    tokenizer: str
+    layout: str
+    documents: int
+    train_tokens: int
+    held_out_tokens: int
+
+    def write(self, folder: Path) -> None:
+        (folder / INFO_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> TokensInfo | None:
+        """Read tokens.json; None in a folder that another program made.
+
+        Raises:
+            BadData: the file can't be read, or has other fields.
+        """
+        path = folder / INFO_FILE
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError) as error:
+            raise BadData(f"{path} can't be read: {error}", hint="remove it and give --vocabulary N") from error
+
+
+class TokenWriter:
+    """Appends documents to NAME.bin; `close` writes the index, where the layout has one."""
+
+    def __init__(self, name: Path, *, layout: str, dtype: type[np.generic]) -> None:
+        self.name, self.layout, self.dtype = name, layout, np.dtype(dtype)
+        self.lengths: list[int] = []
+        self.tokens = 0
+        self._file: BinaryIO = name.with_suffix(".bin").open("wb")
+
+    def add(self, document: Sequence[int] | Tokens) -> None:
+        self._file.write(np.asarray(document, dtype=self.dtype).tobytes())
+        self.lengths.append(len(document))
+        self.tokens += len(document)
+
+    def close(self) -> None:
+        self._file.close()
+        if self.layout == "megatron":
+            write_index(self.name.with_suffix(".idx"), self.lengths, self.dtype)
+
+
+def write_index(path: Path, lengths: Sequence[int], dtype: np.dtype[np.generic]) -> None:
+    """Write Megatron's index of contiguous documents."""
+    code = next(code for code, kind in CODES.items() if np.dtype(kind) == dtype)
+    sizes = np.array(lengths, dtype=np.int32)
+    ends = np.cumsum(sizes, dtype=np.int64) * dtype.itemsize
+    starts = np.concatenate([np.zeros(1, np.int64), ends])[: len(sizes)]
+    with path.open("wb") as file:
+        file.write(MAGIC + struct.pack("<QBQQ", VERSION, code, len(sizes), len(sizes) + 1))
+        for array in (sizes, starts, np.arange(len(sizes) + 1, dtype=np.int64)):
+            file.write(array.tobytes())
+
+
+def read_index_type(path: Path) -> type[np.generic]:
+    """The type of the tokens that a Megatron index describes.
+
+    Raises:
+        BadData: it is not such an index, or has another version or type.
+    """
+    with path.open("rb") as file:
+        head = file.read(len(MAGIC) + 9)
+    if not head.startswith(MAGIC) or len(head) < len(MAGIC) + 9:
+        raise BadData(f"{path} is not the index of a Megatron data set: it does not begin with {MAGIC!r}")
+    version, code = struct.unpack("<QB", head[len(MAGIC) :])
+    kind = CODES.get(code)
+    if version != VERSION or kind is None or not np.issubdtype(kind, np.integer):
+        raise BadData(f"{path} has version {version} and type {code}; version {VERSION} of integer types can be read")
+    return kind
+
+
+def map_tokens(path: Path) -> Tokens:
+    """Return the tokens of one .bin file as a memory map: they are read on first use.
+
+    Raises:
+        MissingData: the file does not exist. BadData: it is empty, or its size is not a multiple of the token size.
+    """
+    index = path.with_suffix(".idx")
+    if not path.is_file():
+        raise MissingData(f"--tokens {path}: no such file")
+    dtype = np.dtype(read_index_type(index) if index.is_file() else NANOGPT_TYPE)
+    size = path.stat().st_size
+    if size == 0 or size % dtype.itemsize:
+        raise BadData(
+            f"--tokens {path} has {size} bytes, which are not tokens of {dtype.itemsize} bytes",
+            hint="without NAME.idx beside NAME.bin, tokens of 16 bits are expected",
+        )
+    return np.memmap(path, dtype=dtype, mode="r")
+
+
+def list_token_files(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:
+    """The training files and the held-out ones (`val*`, `valid*`, `held_out*`, `test*`) of folders and files."""
+    files: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = sorted(path.glob("*.bin"))
+            if not inside:
+                raise MissingData(f"--tokens {path}: the folder has no .bin file")
+            files += inside
+        else:
+            files.append(path.with_suffix(".bin") if path.suffix == ".idx" else path)
+    held_out = [path for path in files if path.name.startswith(("val", "held_out", "test"))]
+    train = [path for path in files if path not in held_out]
+    if not train:
+        raise MissingData(f"--tokens {' '.join(paths)}: all files are held out by their names", hint="train*.bin")
+    return train, held_out
+
+
+HELD_OUT_SHARE = 20  # the last twentieth of each file
+
+
+class SyntheticTokens:
+    """Samples that count upward, with a start and a step per sample: learnable, endless, and made in O(1)."""
+
+    def __init__(self, count: int, *, length: int, vocabulary: int, first: int = 0) -> None:
+        self.count, self.length, self.vocabulary, self.first = count, length, vocabulary, first
+        self.device = torch.device("cpu")
+
+    def __len__(self) -> int:
+        return self.count
+
+    def on_device(self, device: torch.device) -> SyntheticTokens:
+        """The same samples, made on a GPU."""
+        moved = copy(self)
+        moved.device = device
+        return moved
+
+    def read_batch(self, indices: Sequence[int]) -> Batch:
+        index = move_numbers(indices, self.device).unsqueeze(1) + self.first
+        start, stride = index * 7919 % self.vocabulary, 1 + index % 7
+        tokens = (start + stride * torch.arange(self.length + 1, device=self.device)) % self.vocabulary
+        return tokens[:, :-1], tokens[:, 1:]
+
+
+class TokenWindows:
+    """Windows of `length` tokens, each with the token after it as last target; files stay on disk, mapped.
+
+    Window w of a file covers tokens [w·length, (w+1)·length]; windows of different files don't mix.
+    """
+
+    def __init__(self, files: Sequence[Tokens], windows: Sequence[range], *, length: int) -> None:
+        self.files, self.windows, self.length = files, windows, length
+        self.vocabulary: int | None = None
+        """Tokens of the model; a batch with a higher number is refused."""
+        self.ends = np.array(list(accumulate(len(one) for one in windows)))
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def read_batch(self, indices: Sequence[int]) -> Batch:
+        stacked = np.stack([self._window(index) for index in indices]).astype(np.int64)
+        if self.vocabulary is not None and stacked.max() >= self.vocabulary:
+            raise BadData(
+                f"--tokens has the token {stacked.max()}, and the model has {self.vocabulary} tokens, numbered from 0",
+                hint="--vocabulary N, or the tokens of the model's own tokenizer",
+            )
+        tokens = torch.from_numpy(stacked)
+        return tokens[:, :-1], tokens[:, 1:]
+
+    def _window(self, index: int) -> Tokens:
+        file = int(np.searchsorted(self.ends, index, side="right"))
+        before = int(self.ends[file - 1]) if file else 0
+        start = self.windows[file][index - before] * self.length
+        return self.files[file][start : start + self.length + 1]
+
+
+def token_windows(paths: Sequence[str], *, length: int) -> tuple[TokenWindows, TokenWindows]:
+    """The training and held-out windows of folders and files of tokens.
+
+    Without held-out files (val*.bin), the end of each training file is held out.
+    """
+    train, held_out = list_token_files(paths)
+    if not held_out:
+        return split_windows([_map_long_enough(path, length) for path in train], length=length)
+    parts = ([_map_long_enough(path, length) for path in part] for part in (train, held_out))
+    windows = [
+        TokenWindows(files, [range((len(file) - 1) // length) for file in files], length=length) for files in parts
+    ]
+    return windows[0], windows[1]
+
+
+def _map_long_enough(path: Path, length: int) -> Tokens:
+    tokens = map_tokens(path)
+    if len(tokens) < 2 * length + 1:
+        raise BadData(
+            f"--tokens {path} has {len(tokens)} tokens; two windows of {length} are the least",
+            hint="longer files, or a smaller --sequence-length",
+        )
+    return tokens
+
+
+def byte_windows(paths: Sequence[str], *, length: int) -> tuple[TokenWindows, TokenWindows]:
+    """The training windows of text files, byte by byte, and the held-out ones from the end of each."""
+    return split_windows([_map_file(Path(path), length) for path in paths], length=length)
+
+
+def split_windows(files: Sequence[Tokens], *, length: int) -> tuple[TokenWindows, TokenWindows]:
+    """The training windows of the files, and the held-out ones from the end of each."""
+    counts = [(len(file) - 1) // length for file in files]
+    held = [max(1, count // HELD_OUT_SHARE) for count in counts]
+    train = [range(count - last) for count, last in zip(counts, held, strict=True)]
+    rest = [range(count - last, count) for count, last in zip(counts, held, strict=True)]
+    return TokenWindows(files, train, length=length), TokenWindows(files, rest, length=length)
+
+
+def _map_file(path: Path, length: int) -> Tokens:
+    if not path.is_file():
+        raise MissingData(f"--text {path}: no such file")
+    if path.stat().st_size < 2 * length + 1:
+        raise BadData(
+            f"--text {path} has {path.stat().st_size} bytes; two windows of {length} are the least",
+            hint="a longer text, or a smaller --sequence-length",
+        )
+    return np.memmap(path, dtype=np.uint8, mode="r")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from conftest import Runs
 
 from hpcjobs.runtime import checkpoints
 from hpcjobs.trainers.checkpoint import export
-from hpcjobs.trainers.checkpoint import format as checkpoint
+from hpcjobs.trainers.checkpoint import state as checkpoint
 
 LM = "--workload lm --sequence-length 32 --train-samples 1024 --log-every 1 --batch-size 8 --clip-norm 1"
 ODD = "--workload lm --sequence-length 32 --train-samples 25 --epochs 2 --batch-size 4 --log-every 1"

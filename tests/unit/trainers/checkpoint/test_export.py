@@ -11,8 +11,8 @@ from torch import nn
 from hpcjobs.runtime.exits import BadData
 from hpcjobs.trainers.checkpoint import export
 from hpcjobs.trainers.commandline.config import Config
+from hpcjobs.trainers.optimization.weights import load_weights, write_weights
 from hpcjobs.trainers.workloads import load_workload
-from hpcjobs.trainers.workloads.weights import load_weights, write_weights
 
 from ..conftest import Runs
 from ..fsdp_here import runnable

@@ -46,7 +46,7 @@ import sys
 for name in {BLOCKED!r}:
     sys.modules[name] = None
 import hpcjobs.runtime.dist, hpcjobs.runtime.exits, hpcjobs.record.summary
-import hpcjobs.trainers.commandline.config, hpcjobs.trainers.loop.train, hpcjobs.trainers.ddp
+import hpcjobs.trainers.commandline.config, hpcjobs.trainers.loop.run, hpcjobs.trainers.ddp
 """
     done = python(code)
     assert done.returncode == 0, done.stderr
@@ -94,9 +94,9 @@ def test_pythons_collector_is_off_while_torch_is_loaded_and_is_left_as_it_was(
     flags: tuple[str, ...], trains: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from hpcjobs.trainers.commandline import launch
-    from hpcjobs.trainers.loop import train
+    from hpcjobs.trainers.loop import run
 
-    loop, load = train.run_loop, launch.import_object
+    loop, load = run.run_loop, launch.import_object
     loading, collecting, holding = [], [], []
 
     def loaded(dotted: str) -> Any:
@@ -109,7 +109,7 @@ def test_pythons_collector_is_off_while_torch_is_loaded_and_is_left_as_it_was(
         loop(*given)
 
     monkeypatch.setattr(launch, "import_object", loaded)
-    monkeypatch.setattr(train, "run_loop", watched)
+    monkeypatch.setattr(run, "run_loop", watched)
     monkeypatch.chdir(tmp_path)
     code = trainers.run("ddp", ["--workload", "mnist", *flags])
     assert (code == 0) is trains

@@ -13,7 +13,7 @@ import torch
 
 from hpcjobs import trainers
 from hpcjobs.trainers.data.loader import EpochOrder, Loader
-from hpcjobs.trainers.workloads.images import open_images
+from hpcjobs.trainers.workloads.resnet50 import open_images
 from hpcjobs.trainers.workloads.tar_shards import TarShards, read_index
 
 image = pytest.importorskip("PIL.Image")

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from hpcjobs.trainers.data.loader import EpochOrder, Loader, prefetch
-from hpcjobs.trainers.workloads.images import SyntheticImages
+from hpcjobs.trainers.workloads.lm import SyntheticTokens
 from hpcjobs.trainers.workloads.matmul import Numbers
-from hpcjobs.trainers.workloads.tokens import SyntheticTokens
+from hpcjobs.trainers.workloads.resnet50 import SyntheticImages
 
 GPU, CPU = torch.device("meta"), torch.device("cpu")
 

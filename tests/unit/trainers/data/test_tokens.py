@@ -14,7 +14,7 @@ from hpcjobs import trainers
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.data import tokenize
 from hpcjobs.trainers.workloads import load_workload
-from hpcjobs.trainers.workloads.tokens import TokensInfo, map_tokens, token_windows
+from hpcjobs.trainers.workloads.lm import TokensInfo, map_tokens, token_windows
 
 TEXTS = ["Die Jägerin läuft.", "नमस्ते दुनिया", "one and one is two", "two and two is four"] * 5
 

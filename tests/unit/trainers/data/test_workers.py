@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hpcjobs.trainers.data.training import Stream, choose_workers
+from hpcjobs.trainers.data.loader import Stream, choose_workers
 from hpcjobs.trainers.distributed.process_group import count_cores_per_rank
-from hpcjobs.trainers.workloads.tokens import SyntheticTokens
+from hpcjobs.trainers.workloads.lm import SyntheticTokens
 
 from ..conftest import World, worlds_path
 

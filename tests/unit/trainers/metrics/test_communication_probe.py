@@ -12,8 +12,8 @@ from torch import nn
 
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.trainers.distributed.process_group import RankGroup
-from hpcjobs.trainers.metrics import communication_probe
-from hpcjobs.trainers.metrics.communication_probe import Probe, measure_free_bytes
+from hpcjobs.trainers.metrics import profiler
+from hpcjobs.trainers.metrics.profiler import Probe, measure_free_bytes
 
 from ..conftest import Runs
 from ..fsdp_here import needs_fsdp, runnable
@@ -54,7 +54,7 @@ def test_free_memory_is_what_the_largest_step_so_far_leaves() -> None:
 def test_sharded_weights_are_not_completed_where_a_tenth_of_the_free_memory_would_not_stay_free(
     needed: float, measures: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(communication_probe, "measure_free_bytes", lambda *_: 15e9)
+    monkeypatch.setattr(profiler, "measure_free_bytes", lambda *_: 15e9)
     group = RankGroup(DistEnv(0, 0, 1, 1, 0, "a", None, "none"), ("a",), torch.device("cpu"), "gloo")
     strategy = SimpleNamespace(quiet_passes=True, quiet_pass_bytes=lambda model: needed)
     stepper: Any = SimpleNamespace(strategy=strategy, model=nn.Linear(1, 1))

@@ -11,13 +11,13 @@ from torch import nn
 
 from hpcjobs.runtime.exits import UsageError
 from hpcjobs.trainers.commandline.config import Config
-from hpcjobs.trainers.optimization.optimizers import (
+from hpcjobs.trainers.optimization.plan import plan_training
+from hpcjobs.trainers.optimization.step import (
     apply_optimizer_flags,
     averaged_weights,
     build_optimizer,
     update_average,
 )
-from hpcjobs.trainers.optimization.plan import plan_training
 from hpcjobs.trainers.workloads.base import group_parameters
 
 from .. import worlds

@@ -9,8 +9,7 @@ import torch
 
 from hpcjobs import trainers
 from hpcjobs.record.summary import RunSummary
-from hpcjobs.trainers.workloads.images import open_images
-from hpcjobs.trainers.workloads.resnet50 import ResNet50, flops_per_image
+from hpcjobs.trainers.workloads.resnet50 import ResNet50, flops_per_image, open_images
 
 from ..conftest import Runs
 from ..fsdp_here import runnable

@@ -1,4 +1,4 @@
-"""``python -m hpcjobs.trainers.collectives.sweep``: time all-reduce by size, over torch's group, Horovod or MPI.
+"""``python -m hpcjobs.trainers.metrics.sweep``: time all-reduce by size, over torch's group, Horovod or MPI (mpi4py).
 
 Every rank of a launch runs it, like a trainer; rank 0 writes the figures. The time of a round is measured on the
 slowest rank, and the best of several rounds counts.
@@ -19,8 +19,29 @@ import torch.distributed as dist
 
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import RendezvousError, TrainerError
-from hpcjobs.trainers.commandline.launch import import_object, report
+from hpcjobs.trainers.commandline.launch import report
 from hpcjobs.trainers.distributed.process_group import RankGroup, join_world
+
+
+def over_horovod(group: RankGroup) -> tuple[str, Reduce]:
+    """All-reduce by Horovod, started as in the trainer."""
+    from hpcjobs.trainers.strategies.horovod import hvd, start
+
+    name = start(group.env, group.hosts, controller="auto", share=group.from_first, log=lambda _: None)
+    return name, lambda values: hvd.allreduce_(values, op=hvd.Sum, name="sweep")
+
+
+def over_mpi(group: RankGroup) -> tuple[str, Reduce]:
+    """All-reduce by MPI.
+
+    Raises:
+        WorldMismatch: MPI cannot start on all ranks.
+    """
+    from hpcjobs.trainers.distributed.mpi import Mpi
+
+    world = Mpi.of(group)
+    return "mpi", world.sum
+
 
 LEAST = 1 << 10
 Reduce = Callable[[torch.Tensor], None]
@@ -38,11 +59,7 @@ def over_group(group: RankGroup) -> tuple[str, Reduce]:
     return group.backend, reduce
 
 
-OVER = {
-    "group": "hpcjobs.trainers.collectives.sweep:over_group",
-    "horovod": "hpcjobs.trainers.collectives.others:over_horovod",
-    "mpi": "hpcjobs.trainers.collectives.others:over_mpi",
-}
+OVER = {"group": over_group, "horovod": over_horovod, "mpi": over_mpi}
 
 
 def list_sizes(most: int) -> list[int]:
@@ -86,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = parser.parse_args(argv)
     try:
         with join_world(DistEnv.from_environ(os.environ), device="auto", timeout_s=60) as group:
-            name, reduce = import_object(OVER[flags.over])(group)
+            name, reduce = OVER[flags.over](group)
             byte_counts = list_sizes(_bytes(flags.most))
             points = [{"bytes": size, "seconds": measure(reduce, group, size)} for size in byte_counts]
     except TrainerError as error:

@@ -1,4 +1,4 @@
-"""``python -m hpcjobs.trainers.collectives.gpus``: one process for each GPU measures it, and the links between GPUs.
+"""``python -m hpcjobs.trainers.metrics.gpus``: one process for each GPU measures it, and the links between GPUs.
 
 Start it once on each node: it starts a process for each visible GPU, and all processes form one world. Each process
 checks a product of integer matrices against the exact result, multiplies large bf16 matrices, copies within the memory
@@ -25,9 +25,9 @@ import torch.distributed as dist
 
 from hpcjobs.runtime.dist import DistEnv, gpus_on_node
 from hpcjobs.runtime.exits import ExitCode, TrainerError
-from hpcjobs.trainers.collectives.sweep import list_sizes, measure
 from hpcjobs.trainers.commandline.launch import report
 from hpcjobs.trainers.distributed.process_group import RankGroup, join_world
+from hpcjobs.trainers.metrics.sweep import list_sizes, measure
 
 ROUNDS = 5
 CLOCKS_S = 0.3

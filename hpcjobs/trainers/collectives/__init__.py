@@ -1,1 +1,0 @@
-"""Measures the cost of collectives, without a model."""
