@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,19 +47,19 @@ def names_the_count(message: str) -> bool:
 
 
 def largest_array(plan: Plan, tasks: int, *, runner: Runner = run) -> int:
-    """The largest of ``tasks``, ``tasks / 2``, ``tasks / 4`` ... 1 tasks that sbatch would accept now; 0: none.
+    """The most tasks of an array, up to ``tasks``, that sbatch would accept now; 0: none.
 
     ``sbatch --test-only`` checks the limits of account and QOS without submitting.
     """
     env = cluster_env(plan.job.slurm_conf)
     _, *options, script = plan.command
     options = [option for option in options if option != "--parsable"]
-    while tasks > 0:
-        argv = check_submission(*options, f"--array=0-{tasks - 1}", script)
-        if runner(argv, cwd=plan.job.chdir, env=env).code == 0:
-            return tasks
-        tasks //= 2
-    return 0
+
+    def is_accepted(count: int) -> bool:
+        argv = check_submission(*options, f"--array=0-{count - 1}", script)
+        return runner(argv, cwd=plan.job.chdir, env=env).code == 0
+
+    return bisect.bisect_right(range(1, tasks + 1), False, key=lambda count: not is_accepted(count))
 
 
 _LATER = "now+5minutes"

@@ -16,7 +16,7 @@ from hpcjobs.scheduler.base import JobRecord, State
 
 FIXED = 600
 """Seeds that every run plays."""
-SWEEPS = 200
+SWEEPS = 400
 """Seeds of sweeps that every run plays."""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from msgspec.structs import replace
 
@@ -9,6 +11,7 @@ import hpcjobs
 from hpcjobs.errors import RequestError, SchedulerError
 from hpcjobs.processes.programs import Result
 from hpcjobs.sweeps.limits import Cut, Limits, cuts, parse_config, read_limits
+from hpcjobs.sweeps.submit import largest_array
 
 CONFIG = """Configuration data as of 2026-11-21T12:00:00
 MaxArraySize            = 1001
@@ -62,3 +65,17 @@ def test_a_cluster_without_job_arrays_is_an_error_that_says_so() -> None:
         RequestError, match="has no job arrays, which sweeps and scaling studies need: MaxArraySize is 0"
     ):
         parse_config(without)
+
+
+@pytest.mark.parametrize("most", [0, 1, 2, 3, 5, 8, 99])
+def test_the_largest_array_that_the_queue_takes_is_found_with_few_questions(most: int) -> None:
+    plan = hpcjobs.plan(["true"], site=replace(hpcjobs.load_site("sandbox"), node_local=()))
+    asked: list[int] = []
+
+    def sbatch(argv: Sequence[str], **_: object) -> Result:
+        (last,) = (int(word.removeprefix("--array=0-")) for word in argv if word.startswith("--array="))
+        asked.append(last + 1)
+        return Result(0 if last < most else 1, "", "")
+
+    assert largest_array(plan, 8, runner=sbatch) == min(most, 8)
+    assert len(asked) <= 4
