@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from hpcjobs.scaling.handle import find_study, scale
     from hpcjobs.site.library import load_site
     from hpcjobs.site.resources import Resources
+    from hpcjobs.sweeps.cells import from_csv, grid, sample, zip_
     from hpcjobs.sweeps.executor import executor
-    from hpcjobs.sweeps.points import from_csv, grid, sample, zip_
     from hpcjobs.sweeps.sweep import find_sweep, sweep
 
 _WHERE = {
@@ -35,15 +35,15 @@ _WHERE = {
     "find": "hpcjobs.run.handle",
     "find_study": "hpcjobs.scaling.handle",
     "find_sweep": "hpcjobs.sweeps.sweep",
-    "from_csv": "hpcjobs.sweeps.points",
-    "grid": "hpcjobs.sweeps.points",
+    "from_csv": "hpcjobs.sweeps.cells",
+    "grid": "hpcjobs.sweeps.cells",
     "load_site": "hpcjobs.site.library",
     "plan": "hpcjobs.job.plan",
-    "sample": "hpcjobs.sweeps.points",
+    "sample": "hpcjobs.sweeps.cells",
     "scale": "hpcjobs.scaling.handle",
     "submit": "hpcjobs.run.submit",
     "sweep": "hpcjobs.sweeps.sweep",
-    "zip_": "hpcjobs.sweeps.points",
+    "zip_": "hpcjobs.sweeps.cells",
 }
 __all__ = [
     "JobHandle",

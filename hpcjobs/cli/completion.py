@@ -168,7 +168,7 @@ def complete_settings(incomplete: str) -> list[str]:
 
 def complete_sweeps(incomplete: str) -> list[str]:
     """Names of sweeps, the newest first."""
-    from hpcjobs.sweeps.sweep_index import list_sweeps
+    from hpcjobs.sweeps.folder import list_sweeps
 
     return _filter_by_prefix(incomplete, [sweep.name for sweep in list_sweeps()])
 

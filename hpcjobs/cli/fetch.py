@@ -123,8 +123,7 @@ def _run_there(target: Target, verb: str, context: Any) -> int:
     if verb == "jupyter" and name == "jupyter" and not (params["detach"] or params["no_wait"] or params["dry_run"]):
         return _start_session(laptop, arguments, params)
     if verb == "jupyter" and name == "open" and not params["as_json"]:
-        from hpcjobs.jupyter.laptop import follow
-        from hpcjobs.jupyter.remote import SharedRemote
+        from hpcjobs.jupyter.laptop import SharedRemote, follow
 
         laptop.connect(with_code=False)
         return follow(SharedRemote(laptop), [arg for arg in arguments if arg != "--browser"], say=note)
@@ -134,8 +133,7 @@ def _run_there(target: Target, verb: str, context: Any) -> int:
 def _start_session(laptop: Laptop, arguments: list[str], params: Mapping[str, Any]) -> int:
     """A session with its tunnel and browser, until Ctrl-C. A token file is read here, and sent by a pipe."""
     from hpcjobs.cli.jupyter import words_of_session
-    from hpcjobs.jupyter.laptop import connect
-    from hpcjobs.jupyter.remote import SharedRemote
+    from hpcjobs.jupyter.laptop import SharedRemote, connect
     from hpcjobs.jupyter.request import private_token
 
     token_file = params["token_file"]
@@ -179,7 +177,7 @@ def fetch(
     site: JobSite = None,
 ) -> None:
     """On a laptop: copy a run folder, or FILES of it, from the login host. Unchanged files are not copied again."""
-    from hpcjobs.jupyter.remote import SharedRemote
+    from hpcjobs.jupyter.laptop import SharedRemote
     from hpcjobs.remote.laptop import Laptop, choose_place
 
     for name in files or ():

@@ -331,7 +331,7 @@ def cloud_up(
 ) -> None:
     """Build the cluster, or change it to match the site file; write its address into your copy of the site file."""
     from hpcjobs.cloud import lifecycle
-    from hpcjobs.cloud.head import HeadNode
+    from hpcjobs.cloud.lifecycle import HeadNode
     from hpcjobs.cloud.render import wheel_of
 
     cluster = _cluster(site)

@@ -392,7 +392,7 @@ def _print_doubts(table: AccountingTable) -> None:
 
 
 def _write_table(frame: pl.DataFrame, *, csv: Path | None, parquet: Path | None) -> None:
-    from hpcjobs.pages.save import save_csv, save_parquet
+    from hpcjobs.pages import save_csv, save_parquet
 
     if csv is not None:
         if str(csv) == "-":

@@ -28,7 +28,7 @@ from hpcjobs.slurm_commands import cluster_env
 from hpcjobs.units import format_count, walltime_s
 
 if TYPE_CHECKING:
-    from hpcjobs.discovery.proposal import ProposedSite
+    from hpcjobs.discovery.facts import ProposedSite
     from hpcjobs.site.search import SiteEntry
 
 
@@ -138,9 +138,8 @@ def init(
     login: Annotated[str | None, typer.Option(help="Name of the login node from outside.")] = None,
 ) -> None:
     """Write a site file from the cluster of this login node, with the origin of each value and the open questions."""
-    from hpcjobs.discovery.draft import draft_site
-    from hpcjobs.discovery.proposal import Answers
-    from hpcjobs.discovery.site_file import choose_path, default_name, save_text, write_text
+    from hpcjobs.discovery.draft import choose_path, default_name, draft_site, save_text, write_text
+    from hpcjobs.discovery.facts import Answers
     from hpcjobs.discovery.slurm_config import read_cluster
     from hpcjobs.scheduler.connect import connect
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hpcjobs.cloud.hcl import Value
-from hpcjobs.cloud.provider import CloudProvider, Level, Machine
+from hpcjobs.cloud.provider import CloudProvider, Level, Machine, Value
 
 if TYPE_CHECKING:
     from hpcjobs.cloud.cluster import Cluster

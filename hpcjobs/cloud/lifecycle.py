@@ -1,27 +1,160 @@
-"""Plans, builds and takes down a cluster with Terraform; Terraform's state is in the cluster's folder."""
+"""Plans, builds and takes down a cluster with Terraform; Terraform's state is in the cluster's folder.
+
+The head of the cluster is reached over ssh: the wheel that it waits for, its queue, a first job.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Callable
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from hpcjobs.cloud import terraform
 from hpcjobs.cloud.check import Report, check
 from hpcjobs.cloud.cluster import Cluster
-from hpcjobs.cloud.head import HeadNode
 from hpcjobs.cloud.render import default_folder, render, wheel_of, write
 from hpcjobs.cloud.section import PROVIDERS
-from hpcjobs.errors import ConfigError, HpcJobsError, RequestError
+from hpcjobs.errors import CommandMissingError, ConfigError, HpcJobsError, RequestError
 from hpcjobs.files import config_dir, write_beside
 from hpcjobs.guards import refuse_change
+from hpcjobs.processes.programs import Result, Runner, run, run_in_terminal
 from hpcjobs.slurm_commands import list_queue
 from hpcjobs.units import format_count
+from hpcjobs.wheel import Wheel
+
+_PROGRAMS = ("terraform", "tofu")
+
+
+def program() -> str:
+    """Return ``terraform`` if it is on PATH, otherwise ``tofu``.
+
+    Raises:
+        CommandMissingError: neither is installed.
+    """
+    for name in _PROGRAMS:
+        if shutil.which(name):
+            return name
+    raise CommandMissingError(
+        "neither terraform nor tofu is on PATH",
+        hint="install one: developer.hashicorp.com/terraform/install or opentofu.org/docs/intro/install",
+    )
+
+
+def stream(folder: Path, *arguments: str) -> None:
+    """Run one Terraform command in ``folder`` on this terminal, with progress, questions and colours.
+
+    Files it makes, the state among them, are readable to their owner alone.
+
+    Raises:
+        HpcJobsError: it ended with an error, which it has printed.
+    """
+    before = os.umask(0o077)
+    try:
+        code = run_in_terminal([program(), *arguments], cwd=str(folder))
+    finally:
+        os.umask(before)
+    if code:
+        raise HpcJobsError(f"{program()} {arguments[0]} ended with {code} in {folder}")
+
+
+def outputs(folder: Path) -> Mapping[str, Any]:
+    """Output name -> value of the cluster applied in ``folder``; empty before the first apply.
+
+    Raises:
+        HpcJobsError: there is a state, and Terraform cannot read it.
+    """
+    done = run([program(), "output", "-json", "-no-color"], cwd=str(folder))
+    if done.code:
+        raise HpcJobsError(f"{program()} output ended with {done.code} in {folder}: {done.err.strip()}")
+    return {name: output["value"] for name, output in json.loads(done.out or "{}").items()}
+
+
+def secure_state(folder: Path) -> None:
+    """Make the state files readable by their owner only."""
+    for path in folder.glob("*.tfstate*"):
+        path.chmod(0o600)
+
+
+PATIENCE_S = 1800.0
+"""Seconds that machines may take to start and install themselves; bootstrap.sh waits as long."""
+_PAUSE_S = 5.0
+_READY = "test -e .cluster-ready"
+
+
+class HeadNode:
+    """The node that people log in to.
+
+    The cluster's own known_hosts, in its folder, keeps the key that the head showed first: the user's file may know
+    another machine by the same address.
+    """
+
+    def __init__(
+        self, ssh: str, folder: Path, *, runner: Runner = run, pause: Callable[[float], None] = time.sleep
+    ) -> None:
+        self.ssh = ssh
+        """The command that logs in, as a person types it."""
+        self._folder = folder.absolute()
+        self._login = shlex.split(ssh)
+        known = f'UserKnownHostsFile="{self._folder / "known_hosts"}"'  # quoted for ssh: a folder may have a space
+        self._options = ["-o", known, "-o", "StrictHostKeyChecking=accept-new"]
+        self._options += ["-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=30"]
+        self._runner = runner
+        self._pause = pause
+
+    def run(self, *arguments: str) -> Result:
+        """Run a command there, without questions."""
+        return self._runner([*self._login[:1], "-o", "BatchMode=yes", *self._options, *self._login[1:], *arguments])
+
+    def deliver(self, wheel: Wheel, say: Callable[[str], None]) -> None:
+        """Copy ``wheel`` into the user's home, as soon as the head lets somebody in.
+
+        Raises:
+            HpcJobsError: no login succeeds within `PATIENCE_S`; names the command that copies it by hand.
+        """
+        local, login = str(self._folder / wheel.name), self._login[-1]
+        part = f".{wheel.name}.part"
+        say(f"waiting for the head, to copy {wheel.name} there")
+        copy = ["scp", "-q", "-o", "BatchMode=yes", *self._options, local, f"{login}:{part}"]
+        error = self._await(lambda: self._runner(copy)) or self._await(lambda: self.run("mv", part, wheel.name))
+        if error is not None:
+            raise HpcJobsError(
+                f"{wheel.name} was not copied to the head: {error}",
+                hint=f"the machines wait for it: scp {shlex.quote(local)} {login}:",
+            )
+
+    def run_when_ready(self, arguments: Sequence[str], say: Callable[[str], None]) -> int:
+        """Wait until the head has installed itself, run ``arguments`` there with this terminal, return the exit code.
+
+        Raises:
+            HpcJobsError: it is not ready within `PATIENCE_S`.
+        """
+        say("waiting until the head has installed itself")
+        error = self._await(lambda: self.run(_READY))
+        if error is not None:
+            raise HpcJobsError(
+                f"the head is not ready after {PATIENCE_S / 60:.0f} minutes: {error}",
+                hint=f"{self.ssh} tail /var/log/hpcjobs-bootstrap.log",
+            )
+        say(shlex.join(arguments))
+        argv = [*self._login[:1], *self._options, *self._login[1:], shlex.join(arguments)]
+        return run_in_terminal(argv)
+
+    def _await(self, attempt: Callable[[], Result]) -> str | None:
+        """Repeat ``attempt`` until it succeeds; the last error when it does not within `PATIENCE_S`."""
+        end = time.monotonic() + PATIENCE_S
+        while (result := attempt()).code:
+            if time.monotonic() > end:
+                return result.err.strip() or f"exit code {result.code}"
+            self._pause(_PAUSE_S)
+        return None
+
 
 _TOP_LEVEL_LOGIN = re.compile(r"(?m)^login:.*$")
 
@@ -108,7 +241,7 @@ def plan(cluster: Cluster, folder: Path | None = None, *, nodes: int | None = No
     """Print Terraform's plan without building anything; return the folder."""
     out, _ = prepare(cluster, folder)
     _init(out)
-    terraform.stream(out, "plan", *variables(cluster, out, nodes))
+    stream(out, "plan", *variables(cluster, out, nodes))
     return out
 
 
@@ -133,22 +266,22 @@ def up(
     refuse_change("cloud up")
     out, _ = prepare(cluster, folder)
     _init(out)
-    built = terraform.outputs(out) if is_built(out) else {}
+    built = outputs(out) if is_built(out) else {}
     if not force and nodes is not None and nodes < len(built.get("nodes", ())):
         refuse_while_jobs_run(HeadNode(built["ssh"], out))
     answers = ["-auto-approve", "-input=false"] if confirmed else []
     try:
-        terraform.stream(out, "apply", *variables(cluster, out, nodes), *answers)
+        stream(out, "apply", *variables(cluster, out, nodes), *answers)
     finally:
-        terraform.secure_state(out)
-    values = terraform.outputs(out)
+        secure_state(out)
+    values = outputs(out)
     site_file = remember_login(cluster, f"{cluster.cloud.ssh.user}@{values['head_address']}")
     return BuiltCluster(out, site_file, values["head_address"], values["nodes"], values["ssh"], values["submit"])
 
 
 def variables(cluster: Cluster, folder: Path, nodes: int | None) -> list[str]:
     """Terraform arguments of one call: the number of nodes, and arguments from the environment."""
-    built = len(terraform.outputs(folder).get("nodes", ())) if (folder / "terraform.tfstate").is_file() else 0
+    built = len(outputs(folder).get("nodes", ())) if (folder / "terraform.tfstate").is_file() else 0
     count = nodes if nodes is not None else built or cluster.cloud.nodes.min
     return ["-var", f"nodes={count}", *PROVIDERS[cluster.cloud.provider].find_arguments(os.environ)]
 
@@ -166,7 +299,7 @@ def down(folder: Path, *, confirmed: bool = False, force: bool = False) -> None:
     refuse_change("cloud down")
     if not (folder / "terraform.tfstate").is_file():
         raise HpcJobsError(f"nothing is built in {folder}: it has no state", hint="--dir says another folder")
-    built = terraform.outputs(folder)
+    built = outputs(folder)
     if not force and (ssh := built.get("ssh")) is not None:
         refuse_while_jobs_run(HeadNode(ssh, folder))
     arguments = [] if "variables" in built else ["-var", f"nodes={len(built.get('nodes', ()))}"]
@@ -175,9 +308,9 @@ def down(folder: Path, *, confirmed: bool = False, force: bool = False) -> None:
         write_beside(folder / _APPLIED, json.dumps(values))
         arguments = [f"-var-file={_APPLIED}"]
     try:
-        terraform.stream(folder, "destroy", *arguments, *(["-auto-approve", "-input=false"] if confirmed else []))
+        stream(folder, "destroy", *arguments, *(["-auto-approve", "-input=false"] if confirmed else []))
     finally:
-        terraform.secure_state(folder)
+        secure_state(folder)
 
 
 def refuse_while_jobs_run(head: HeadNode) -> None:
@@ -230,4 +363,4 @@ def print_next_steps(built: BuiltCluster, say: Callable[[str], None]) -> None:
 
 
 def _init(folder: Path) -> None:
-    terraform.stream(folder, "init", "-input=false")
+    stream(folder, "init", "-input=false")

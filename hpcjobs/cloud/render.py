@@ -9,8 +9,7 @@ import jinja2
 
 from hpcjobs import __version__
 from hpcjobs.cloud.cluster import Cluster
-from hpcjobs.cloud.hcl import Value, assignments, literal
-from hpcjobs.cloud.provider import Kind, gib
+from hpcjobs.cloud.provider import Kind, Value, assignments, gib, literal
 from hpcjobs.cloud.section import PROVIDERS
 from hpcjobs.data import data_folder
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError, reason_of

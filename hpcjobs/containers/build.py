@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import shutil
 import tempfile
@@ -14,15 +15,90 @@ from typing import NamedTuple
 import msgspec
 
 import hpcjobs
-from hpcjobs.containers import pip_settings
-from hpcjobs.containers.images import SUFFIX, ImageManifest, folder_of, manifest_path, read_manifest
+from hpcjobs.containers.images import (
+    SUFFIX,
+    ImageManifest,
+    check_whole,
+    fingerprint,
+    folder_of,
+    manifest_path,
+    read_manifest,
+    sha256,
+)
 from hpcjobs.containers.look import look, program_here
 from hpcjobs.containers.recipes import Recipe, recipe_hash, resolve_arguments
-from hpcjobs.containers.sif import check_whole, fingerprint, sha256
 from hpcjobs.errors import CommandMissingError, ConfigError, HpcJobsError, RequestError, warn_without_locks
 from hpcjobs.files import lock_file, write_beside
 from hpcjobs.processes.programs import run, run_following
 from hpcjobs.site.models import Site
+
+KEYS = ("index-url", "extra-index-url", "find-links", "cert", "trusted-host", "proxy", "timeout")
+_MANY = ("extra-index-url", "find-links", "trusted-host")
+
+
+def settings(environ: Mapping[str, str] | None = None) -> dict[str, list[str]]:
+    """Key -> values, as pip would read them: the environment over the user's file over the machine's."""
+    env = os.environ if environ is None else environ
+    settings: dict[str, list[str]] = {}
+    for path in _files(env):
+        parser = configparser.RawConfigParser()
+        parser.read(path, encoding="utf-8")
+        for section in ("global", "install"):
+            for key in KEYS:
+                if parser.has_option(section, key):
+                    settings[key] = parser.get(section, key).split()
+    for key in KEYS:
+        if value := env.get(f"PIP_{key.upper().replace('-', '_')}"):
+            settings[key] = value.split()
+    return settings
+
+
+def _files(env: Mapping[str, str]) -> Iterator[Path]:
+    home = Path(env.get("HOME") or Path.home())
+    yield Path("/etc/pip.conf")
+    yield home / ".pip" / "pip.conf"
+    yield Path(env.get("XDG_CONFIG_HOME") or home / ".config") / "pip" / "pip.conf"
+    if named := env.get("PIP_CONFIG_FILE"):
+        yield Path(named)
+
+
+def lay_out(folder: Path, *, at: str, wheels: Path | None, package: Path) -> list[tuple[str, str]]:
+    """Make ``folder``, bound ``at`` that path in the build, with ``pip.conf`` and a subfolder per folder that it names.
+
+    ``wheels`` is bound to its ``wheels``; ``package``, for the recipe's test, to its ``python``. Returns the binds as
+    (source, target), ``folder`` itself first.
+    """
+    folder.mkdir(mode=0o700)
+    binds = [(str(folder), at)]
+
+    def seen(source: Path, name: str) -> str:
+        (folder / name).mkdir(parents=True)
+        binds.append((str(source), f"{at}/{name}"))
+        return f"{at}/{name}"
+
+    lines = ["[global]", "disable-pip-version-check = true", "root-user-action = ignore"]
+    for key, values in settings().items():
+        if key == "cert":
+            shutil.copyfile(values[0], folder / "cert.pem")
+            values = [f"{at}/cert.pem"]
+        mapped = []
+        for number, value in enumerate(values):
+            local = Path(value.removeprefix("file://"))
+            if key in _MANY and local.is_absolute() and local.is_dir():
+                if key == "find-links":
+                    value = seen(local, f"{key}{number}")
+                else:  # an index may point to files in its parent folder
+                    value = f"file://{seen(local.parent, f'{key}{number}')}/{local.name}"
+            mapped.append(value)
+        lines.append(f"{key} = " + "\n    ".join(mapped))
+    seen(package, f"python/{package.name}")
+    if wheels is not None:
+        seen(wheels, "wheels")
+    conf = folder / "pip.conf"
+    conf.touch(mode=0o600)
+    conf.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return binds
+
 
 SEEN = "/mnt"
 """Mount point of the settings folder during a build: every image has it, so it need not be created."""
@@ -193,7 +269,7 @@ def _run(
     definition = work / recipe.path.name  # the text that was trusted: the file may have changed since
     definition.write_text(recipe.text, encoding="utf-8")
     (work / "arguments").write_text("".join(f"{name}={value}\n" for name, value in arguments.items()))
-    seen = pip_settings.lay_out(work / "seen", at=SEEN, wheels=wheels, package=Path(hpcjobs.__file__).resolve().parent)
+    seen = lay_out(work / "seen", at=SEEN, wheels=wheels, package=Path(hpcjobs.__file__).resolve().parent)
     command = [
         *(program_here(site), "build", *(("--fakeroot",) if fakeroot else ())),
         *(arg for source, target in seen for arg in ("--bind", f"{source}:{target}")),

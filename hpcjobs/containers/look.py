@@ -14,6 +14,20 @@ from hpcjobs.files import cache_dir
 from hpcjobs.processes.programs import Result, Runner, run
 from hpcjobs.site.models import Site
 
+_LEAST = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
+
+
+def least_driver(cuda: str) -> str | None:
+    """``12.4`` -> ``525.60.13``; None: a version that is not known here."""
+    major = cuda.split(".")[0]
+    return _LEAST.get(int(major)) if major.isdigit() else None
+
+
+def as_numbers(version: str) -> tuple[int, ...]:
+    """``525.60.13`` -> (525, 60, 13), to compare by."""
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
+
+
 _PROBE = Path(__file__).with_name("probe.py")
 _TAIL_LINES = 8
 INSTALLED = "apptainer/bin/apptainer"

@@ -11,7 +11,7 @@ from glob import glob
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcjobs.containers.sif import sha256
+from hpcjobs.containers.images import sha256
 from hpcjobs.data import data_folder
 from hpcjobs.errors import ConfigError, RequestError, nearest, reason_of
 from hpcjobs.site.trust import is_project_folder, is_trusted, refusal_of_file

@@ -10,10 +10,8 @@ from typing import Literal
 import msgspec
 
 import hpcjobs
-from hpcjobs.containers.cuda import as_numbers, least_driver
-from hpcjobs.containers.images import Image, ImageFacts, ImageManifest, expand_path, read_manifest
-from hpcjobs.containers.look import PACKAGE, hint_for, inside, look, output_tail, program_here
-from hpcjobs.containers.sif import sha256
+from hpcjobs.containers.images import Image, ImageFacts, ImageManifest, expand_path, read_manifest, sha256
+from hpcjobs.containers.look import PACKAGE, as_numbers, hint_for, inside, least_driver, look, output_tail, program_here
 from hpcjobs.errors import CommandMissingError, HpcJobsError
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.site.models import Site

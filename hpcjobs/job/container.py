@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import hpcjobs
-from hpcjobs.containers.cuda import least_driver
 from hpcjobs.containers.images import Image, expand_path, find
-from hpcjobs.containers.look import PACKAGE, program_there
+from hpcjobs.containers.look import PACKAGE, least_driver, program_there
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Bind, Inside
 from hpcjobs.site.models import Site

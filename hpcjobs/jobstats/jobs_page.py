@@ -17,8 +17,7 @@ from hpcjobs.jobstats.advice import Advice, JobUsage, advise
 from hpcjobs.jobstats.filters import JobFilter
 from hpcjobs.jobstats.sources import AccountingTable
 from hpcjobs.jobstats.totals import totals
-from hpcjobs.pages import PageTable, Picture, Section, figures, render
-from hpcjobs.pages.save import save_parquet, save_text
+from hpcjobs.pages import PageTable, Picture, Section, figures, render, save_parquet, save_text
 from hpcjobs.site.models import Site
 from hpcjobs.site.partition import describe_nodes
 from hpcjobs.units import format_count, format_number, human_duration

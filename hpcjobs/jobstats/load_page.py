@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 
 from hpcjobs.errors import ConfigError
 from hpcjobs.jobstats.sources import read_request
-from hpcjobs.pages import PageTable, Picture, Section, figures, render
-from hpcjobs.pages.save import save_text
+from hpcjobs.pages import PageTable, Picture, Section, figures, render, save_text
 from hpcjobs.record.monitor import Sample
 from hpcjobs.run.index import Entry
 from hpcjobs.run.progress import NodeSamples

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import TimeoutExpired
 from typing import NamedTuple
 
-from hpcjobs.errors import HpcJobsError, UnknownJobError
-from hpcjobs.job.models import Plan
-from hpcjobs.jupyter.bundle import fill
-from hpcjobs.jupyter.precheck import check, check_relay
+from hpcjobs.errors import HpcJobsError, RequestError, UnknownJobError
+from hpcjobs.files import write_beside
+from hpcjobs.job.models import Job, Plan
 from hpcjobs.jupyter.request import SessionRequest
 from hpcjobs.node.session import files
-from hpcjobs.node.session.files import Connection, Settings, Tunnel, local_port, page, tunnel
+from hpcjobs.node.session.agent import LEAST, PACKAGES
+from hpcjobs.node.session.files import Connection, Settings, Tunnel, local_port, page, relay_socket, tunnel
+from hpcjobs.processes.modules import LEAVE_FOLDER
+from hpcjobs.processes.start import run
+from hpcjobs.pyz import pack
 from hpcjobs.run import logs
 from hpcjobs.run.control import cancel
 from hpcjobs.run.index import Entry
@@ -25,6 +29,103 @@ from hpcjobs.run.submit import submit
 from hpcjobs.run.wait import wait
 from hpcjobs.scheduler.base import JobRecord, Outage, State
 from hpcjobs.scheduler.connect import connect
+
+_INSIDE = Path(__file__).parent / "inside"
+
+
+def bundle() -> bytes:
+    """``session.pyz``: `hpcjobs.node.session` as a program in one file."""
+    return pack("hpcjobs.node.session")
+
+
+def fill(run_dir: Path, settings: Settings) -> None:
+    """Put everything that the session's node reads into its run folder."""
+    import msgspec
+
+    write_beside(run_dir / files.SETTINGS, msgspec.json.encode(settings._asdict()))
+    write_beside(run_dir / files.BUNDLE, bundle())
+    for source in _inside():
+        place = run_dir / files.FOLDER / source.relative_to(_INSIDE)
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_beside(place, source.read_bytes())
+
+
+def _inside() -> Iterator[Path]:
+    return (path for path in sorted(_INSIDE.rglob("*")) if path.suffix in (".py", ".js", ".json"))
+
+
+_PROGRAM = f"""{LEAVE_FOLDER}
+import importlib.util as util, sys
+if sys.version_info < (3, 9): print("old"); sys.exit()
+from importlib.metadata import version, PackageNotFoundError
+problems = []
+for word in sys.argv[1:]:
+    name, _, least = word.partition(":")
+    if util.find_spec(name) is None:
+        problems.append("no " + name)
+        continue
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        continue
+    major = found.partition(".")[0]
+    if least and major.isdigit() and int(major) < int(least):
+        problems.append(name + " " + found + ", not " + least + " or newer")
+print(" and ".join(problems))
+"""
+_PATIENCE_S = 20.0
+_LONGEST_SOCKET = 107
+"""Bytes of a socket's path that Linux takes."""
+_LONGEST_ID = "4294967295"
+
+
+def check(job: Job, kind: str) -> None:
+    """Refuse a session that its Python cannot run.
+
+    Only a Python named by its path can be checked here. One that does not start here may start on a node with its
+    modules; the node then reports missing packages, seconds after the start.
+
+    Raises:
+        RequestError: the Python is too old, or lacks packages.
+    """
+    python = Path(job.python)
+    if job.container is not None or not python.is_absolute() or not os.access(python, os.X_OK):
+        return
+    try:
+        packages = (f"{name}:{LEAST.get(name, '')}" for name in PACKAGES[kind])
+        result = run([str(python), "-c", _PROGRAM, *packages], timeout_s=_PATIENCE_S)
+    except (OSError, TimeoutExpired):
+        return
+    lacking = result.out.strip()
+    if result.code != 0 or not lacking:
+        return
+    if lacking == "old":
+        raise RequestError(f"{python} is older than Python 3.9", hint="jupyter.python of the site file names another")
+    requirements = " ".join(f"'{name}>={LEAST[name]}'" if name in LEAST else name for name in PACKAGES[kind])
+    raise RequestError(
+        f"{python}, which site {job.site} ({job.site_file}) would run the session with, has {lacking}",
+        hint=f"{python} -m pip install {requirements}, or name another in the site file (jupyter.python)",
+    )
+
+
+def check_relay(settings: Settings) -> None:
+    """Refuse a session if its relay could not listen on the login host.
+
+    Raises:
+        RequestError: the path of its socket would be too long.
+    """
+    if settings.srun is None or settings.ssh_to_nodes:
+        return
+    path = relay_socket(settings.relay_folder, _LONGEST_ID)
+    if len(os.fsencode(path)) <= _LONGEST_SOCKET:
+        return
+    raise RequestError(
+        f"the session is reached through a socket in {settings.relay_folder}, and the path of a socket has at most "
+        f"{_LONGEST_SOCKET} bytes, here {len(os.fsencode(path))}",
+        hint="set XDG_STATE_HOME to a folder of yours with a shorter name; where users may ssh to the nodes of their "
+        "jobs, write jupyter.ssh_to_nodes: true in the site file",
+    )
+
 
 _LOOK_S = 0.3
 _ASK_S = 10.0

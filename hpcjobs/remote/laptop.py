@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
+import re
+import secrets
 import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,14 +14,151 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, TypeVar
 
-from hpcjobs.errors import HpcJobsError
-from hpcjobs.remote import submissions
-from hpcjobs.remote.code import copy_code, find_code
+import msgspec
+
+from hpcjobs.errors import CommandMissingError, HpcJobsError, RequestError
+from hpcjobs.files import AppendStore, state_dir, write_beside
 from hpcjobs.remote.connection import LoginConnection, NoConnectionError
 from hpcjobs.remote.login_host import LoginHost, pack_sites
 from hpcjobs.remote.outputs import OUTPUTS
+from hpcjobs.run.folder import LARGEST, ask_git, code_files
 from hpcjobs.run.submission import VARIABLE
 from hpcjobs.site.models import Login
+from hpcjobs.units import human_bytes
+
+
+class CodeFolder(NamedTuple):
+    """A folder of code on the laptop: the repository that the current folder is in, or the current folder."""
+
+    root: Path
+    below: Path
+    """The current folder, relative to ``root``."""
+
+    @property
+    def name(self) -> str:
+        """Its name on the login host: two laptops, or two folders of one name, do not share one."""
+        digest = hashlib.sha256(f"{os.uname().nodename}\0{self.root}".encode("utf-8", "surrogateescape")).hexdigest()
+        plain = re.sub(r"[^\w.-]", "_", self.root.name, flags=re.ASCII) or "root"
+        return f"{plain}-{digest[:8]}"
+
+
+def find_code() -> CodeFolder:
+    """The folder of code that the current folder belongs to."""
+    here = Path.cwd()
+    try:
+        answer = ask_git(here, "rev-parse", "--show-toplevel")
+    except CommandMissingError:
+        return CodeFolder(here, Path())
+    root = Path(answer.out.rstrip("\n")) if answer.code == 0 else here
+    return CodeFolder(root, here.resolve().relative_to(root.resolve()))
+
+
+def copy_code(code: CodeFolder, connection: LoginConnection, target: str) -> None:
+    """Copy all files that git does not ignore to ``target``, and remove copies of files that no longer exist here.
+
+    Files that jobs have written there stay.
+
+    Raises:
+        RequestError: too much, or a home folder. HpcJobsError: rsync failed.
+    """
+    files = sorted(map(str, _chosen_files(code.root)))
+    record = _record(connection, target)
+    before = set(filter(None, _read(record).split("\0")))
+    write_beside(record, "\0".join(sorted(before.union(files))))
+    options = ("-lptzs", "--files-from=-", "--from0")
+    source = f"{code.root}/".replace("//", "/")
+    connection.copy([*options, source, connection.path_there(f"{target}/")], given="\0".join(files))
+    removed = sorted(before.difference(files))
+    if removed:
+        script = f"cd -- {shlex.quote(target)} && xargs -0 rm -f --"
+        connection.run(script, given=os.fsencode("\0".join(removed)))
+    write_beside(record, "\0".join(files))
+
+
+def _chosen_files(root: Path) -> list[Path]:
+    hint = "start from the folder that holds the code, and leave data out by .gitignore"
+    if root == Path.home() or root == Path(root.anchor):
+        raise RequestError(f"{root} would be copied to the login host: it is no folder of code", hint=hint)
+    files = code_files(root)
+    size = sum((root / path).lstat().st_size for path in files)
+    if size > LARGEST:
+        raise RequestError(
+            f"the code in {root} has {human_bytes(size)}, at most {human_bytes(LARGEST)} are copied", hint=hint
+        )
+    return files
+
+
+def _record(connection: LoginConnection, target: str) -> Path:
+    """The path of the list of copied files."""
+    folder = state_dir() / "remote"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    digest = hashlib.sha256(f"{connection.destination}\0{target}".encode("utf-8", "surrogateescape")).hexdigest()
+    return folder / f"{digest[:16]}.files"
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="surrogateescape") if path.exists() else ""
+
+
+class Unanswered(msgspec.Struct, frozen=True):
+    """A command that was sent."""
+
+    token: str
+    sent: float
+    """Seconds since 1970."""
+
+
+class _SubmissionLine(Unanswered, frozen=True, kw_only=True):
+    """A line of the record: a command was sent, or answered."""
+
+    command: str
+    """Digest of host, folder and arguments."""
+    answered: bool = False
+
+
+def find_or_record(destination: str, arguments: Sequence[str]) -> tuple[Unanswered, bool]:
+    """The unanswered command with this folder and ``arguments``, and True; or a new record, and False."""
+    newest = _newest(destination, arguments)
+    if newest is not None and not newest.answered:
+        return Unanswered(newest.token, newest.sent), True
+    sent = Unanswered(secrets.token_hex(16), time.time())
+    _append(_SubmissionLine(sent.token, sent.sent, command=_digest(destination, arguments)))
+    return sent, False
+
+
+def mark_answered(destination: str, arguments: Sequence[str]) -> None:
+    """Record the answer: the same command typed again is a new one."""
+    newest = _newest(destination, arguments)
+    if newest is not None and not newest.answered:
+        _append(msgspec.structs.replace(newest, answered=True))
+
+
+def _newest(destination: str, arguments: Sequence[str]) -> _SubmissionLine | None:
+    """The last line about the command; lines that a full disk cut short are left out."""
+    digest, newest = _digest(destination, arguments), None
+    for stored in _store().read(_raise):
+        if digest.encode() in stored.text:
+            with contextlib.suppress(msgspec.MsgspecError):
+                newest = msgspec.json.decode(stored.text, type=_SubmissionLine)
+    return newest
+
+
+def _append(line: _SubmissionLine) -> None:
+    _store().append([msgspec.json.encode(line).decode()])
+
+
+def _store() -> AppendStore:
+    return AppendStore("remote", "sent")
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _digest(destination: str, arguments: Sequence[str]) -> str:
+    key = "\0".join((destination, os.getcwd(), *arguments))
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
 
 OFF = "HPCJOBS_REMOTE"
 RESULTS = Path("results")
@@ -116,7 +257,7 @@ class Laptop:
         Raises:
             NoConnectionError: the login host is out of reach. HpcJobsError: raised by ``send``; it counts as an answer.
         """
-        unanswered, is_repeated = submissions.find_or_record(self.connection.destination, arguments)
+        unanswered, is_repeated = find_or_record(self.connection.destination, arguments)
         if is_repeated:
             at = time.strftime("%F %H:%M", time.localtime(unanswered.sent))
             self._say(f"this command was sent at {at} and got no answer: what it submitted then is not submitted again")
@@ -125,9 +266,9 @@ class Laptop:
         except NoConnectionError:
             raise
         except HpcJobsError:
-            submissions.mark_answered(self.connection.destination, arguments)
+            mark_answered(self.connection.destination, arguments)
             raise
-        submissions.mark_answered(self.connection.destination, arguments)
+        mark_answered(self.connection.destination, arguments)
         return answer
 
     def _send_until_answered(self, send: Callable[[], Answer]) -> Answer:

@@ -1,12 +1,19 @@
-"""Makes hosts from namespaces: one bridge, and a network and a host name for each host.
+"""Makes hosts from namespaces: a network and a host name for each, one bridge, and a freezer that tracks their jobs.
 
 A bind mount of its file under the sandbox's folder keeps a namespace, as ``ip netns`` does under /run: the namespace
 stays without a process in it, and the inode of the file identifies its processes.
+
+All mounts of the freezer on a machine show one tree, and two sandboxes with hosts of the same name would freeze and end
+each other's steps. So each sandbox has a separate group, and a cgroup namespace with this group as the root. The
+sandbox mounts this root, and its slurmds see only that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
+import secrets
 import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,10 +24,64 @@ import msgspec
 from hpcjobs.errors import CommandMissingError, RequestError
 from hpcjobs.ports import is_free
 from hpcjobs.processes.programs import run
-from hpcjobs.sandbox import cgroups
-from hpcjobs.sandbox.daemons import must, program
-from hpcjobs.sandbox.folder import Folder, write
+from hpcjobs.sandbox.folder import Folder, must, program, write
 from hpcjobs.sandbox.models import Host, Layout
+
+_TRIAL = "mount -t cgroup -o freezer freezer /mnt && mkdir /mnt/hpcjobs-$$ && rmdir /mnt/hpcjobs-$$"
+# Joins the group $1, keeps a cgroup namespace at $2, and mounts the namespace's view of the freezer on $3.
+_OWN_ROOT = 'echo $$ >"$1/cgroup.procs" && exec unshare --cgroup="$2" mount -t cgroup -o freezer freezer "$3"'
+
+
+def freezer_available() -> bool:
+    """Whether this machine has a freezer of version 1, and lets us use it; tried in a private mount namespace."""
+    return run(["unshare", "--mount", "--propagation", "private", "sh", "-c", _TRIAL]).code == 0
+
+
+def mount_freezer(folder: Folder) -> None:
+    """Mount the freezer where ``cgroup.conf`` expects it.
+
+    Raises:
+        HpcJobsError: the machine does not allow it.
+    """
+    freezer = folder.cgroups / "freezer"
+    folder.cgroups.mkdir()
+    must(["mount", "-t", "tmpfs", "hpcjobs-cgroups", str(folder.cgroups)])
+    freezer.mkdir()
+    group = _whole_tree(folder) / f"hpcjobs-{secrets.token_hex(4)}"
+    write(_name_file(folder), group.name)
+    group.mkdir()
+    freezer_namespace(folder).touch()
+    must(["sh", "-c", _OWN_ROOT, "sh", str(group), str(freezer_namespace(folder)), str(freezer)])
+    must(["umount", str(group.parent)])
+
+
+def freezer_namespace(folder: Folder) -> Path:
+    """The file that holds the cgroup namespace; absent where Slurm does not use cgroups."""
+    return folder.namespaces / "freezer.cgroup"
+
+
+def remove_freezer(folder: Folder) -> None:
+    """Remove the groups of slurmd and of the sandbox, once no process is in them; the mounts stay."""
+    if not _name_file(folder).exists() or not folder.cgroups.is_mount():
+        return
+    group = _whole_tree(folder) / _name_file(folder).read_text().strip()
+    for path, _, _ in os.walk(group, topdown=False):
+        with contextlib.suppress(OSError):  # a process from outside the sandbox is in the group
+            os.rmdir(path)
+    must(["umount", str(group.parent)])
+
+
+def _name_file(folder: Folder) -> Path:
+    return folder.etc / "freezer-group"
+
+
+def _whole_tree(folder: Folder) -> Path:
+    """The machine's freezer, mounted for a moment."""
+    tree = folder.cgroups / "machine"
+    tree.mkdir(exist_ok=True)
+    must(["mount", "-t", "cgroup", "-o", "freezer", "freezer", str(tree)])
+    return tree
+
 
 BRIDGE = "hpcjobs0"
 SUBNET = "10.78.0.0/24"
@@ -123,7 +184,7 @@ def enter(folder: Folder, host: Host | None = None) -> list[str]:
     if host is None:
         return [*arguments, f"--uts={folder.namespaces / _HEAD}.uts", "--"]
     names = folder.namespaces / host.name
-    freezer = [f"--cgroup={cgroups.namespace(folder)}"] if cgroups.namespace(folder).exists() else []
+    freezer = [f"--cgroup={freezer_namespace(folder)}"] if freezer_namespace(folder).exists() else []
     return [*arguments, f"--net={names}.net", f"--uts={names}.uts", *freezer, "--"]
 
 

@@ -8,8 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from hpcjobs.errors import RequestError
 from hpcjobs.processes.programs import run
-from hpcjobs.sandbox.daemons import must
-from hpcjobs.sandbox.folder import Folder, write
+from hpcjobs.sandbox.folder import Folder, must, write
 
 PACKAGES = (
     "slurmctld", "slurmd", "slurmdbd", "slurm-client", "slurm-wlm-basic-plugins", "slurm-wlm-mysql-plugin",

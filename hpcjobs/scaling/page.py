@@ -15,8 +15,7 @@ from msgspec.structs import replace
 from hpcjobs.errors import ConfigError
 from hpcjobs.files import file_name
 from hpcjobs.jobstats.columns import format_energy
-from hpcjobs.pages import PageTable, Picture, Section, figures, render
-from hpcjobs.pages.save import save_csv, save_parquet, save_text
+from hpcjobs.pages import PageTable, Picture, Section, figures, render, save_csv, save_parquet, save_text
 from hpcjobs.scaling import plots
 from hpcjobs.scaling.analysis import Analysis, SizeResult
 from hpcjobs.scaling.fits import Interval

@@ -29,11 +29,10 @@ from hpcjobs.site.resources import FIELDS, GPU_FIELDS
 from hpcjobs.sweeps.cell_status import CellStatus, cell_statuses
 from hpcjobs.sweeps.cells import Cell
 from hpcjobs.sweeps.chunk_plans import resolve_program
-from hpcjobs.sweeps.folder import Definition, SweepFolder
+from hpcjobs.sweeps.folder import Definition, SweepFolder, open_folder
 from hpcjobs.sweeps.spec import TEMPLATE, check_cells
 from hpcjobs.sweeps.submit import Outcome, connect_to
 from hpcjobs.sweeps.sweep import Sweep
-from hpcjobs.sweeps.sweep_index import open_folder
 
 _BATCH_PARAM = "batch_size"
 _BATCH = re.compile(r"--batch[-_]?size(?:=(.*))?", re.DOTALL)

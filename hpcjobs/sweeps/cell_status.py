@@ -6,19 +6,54 @@ covers all arrays, and one sacct covers the ended arrays without a stored accoun
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
+
+from hpcjobs.files import read_regular, write_beside
 from hpcjobs.job.array import task_ids
-from hpcjobs.record.state import StateFile
+from hpcjobs.record.names import STATE
+from hpcjobs.record.state import StateFile, read_state_file
+from hpcjobs.record.values import convert, to_json
 from hpcjobs.run.identity import is_queued
 from hpcjobs.run.index import Entry
+from hpcjobs.run.job_files import read_usable
 from hpcjobs.run.status import statuses
 from hpcjobs.run.submission import adopt_job, plan_in, remember
 from hpcjobs.scheduler.base import JobQueue, JobRecord, QueueReadOnce, State, Submitted
 from hpcjobs.sweeps.cells import Cell
 from hpcjobs.sweeps.folder import NOBODY, Chunk, SweepFolder
-from hpcjobs.sweeps.state_cache import read_states
+
+_FILE = "completed.json"
+
+
+def read_states(folder: SweepFolder) -> dict[str, StateFile]:
+    """The latest state of each started cell, by id. Cells that were completed before are not read again."""
+    started = folder.started_cells()
+    known = {cell: state for cell, state in _read_cache(folder).items() if cell in started}
+    read = {cell: read_cell_state(folder, cell) for cell in started - known.keys()}
+    new = {cell: state for cell, state in read.items() if state is not None}
+    completed = {cell: state for cell, state in new.items() if state.state is State.COMPLETED}
+    if completed:
+        with contextlib.suppress(OSError):  # another user's folder, a full disk: the next call reads them again
+            write_beside(folder.path / _FILE, msgspec.json.encode(to_json(known | completed)))
+    return known | new
+
+
+def _read_cache(folder: SweepFolder) -> dict[str, StateFile]:
+    try:
+        raw = msgspec.json.decode(read_regular(folder.path / _FILE), type=dict[str, dict[str, Any]])
+        return {cell: convert(state, StateFile) for cell, state in raw.items()}
+    except (FileNotFoundError, ValueError):  # none yet, or of another version
+        return {}
+
+
+def read_cell_state(folder: SweepFolder, cell: str) -> StateFile | None:
+    """The latest state of a cell; None before it starts, and, with a warning, if the file cannot be used."""
+    path = folder.cell_dir(cell) / STATE
+    return read_usable(path, lambda: read_state_file(path))
 
 
 class CellStatus(NamedTuple):

@@ -13,8 +13,7 @@ import cloudpickle
 from msgspec.structs import replace
 
 from hpcjobs.errors import RequestError
-from hpcjobs.sweeps.cells import Cell, Program, format_value, make_cell
-from hpcjobs.sweeps.points import Point, check_points
+from hpcjobs.sweeps.cells import Cell, Point, Program, check_points, format_value, make_cell
 from hpcjobs.units import human_bytes
 
 LARGEST_ARGUMENTS, LARGEST_FUNCTION = 64 << 10, 64 << 20

@@ -6,19 +6,161 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import matplotlib as mpl
+import numpy as np
 import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
+from matplotlib.figure import Figure
 from msgspec import UNSET
 
 from hpcjobs.errors import ConfigError
-from hpcjobs.pages import PageTable, Picture, Section, figures, render
-from hpcjobs.pages.save import save_csv, save_parquet, save_text
+from hpcjobs.pages import PageTable, Picture, Section, figures, render, save_csv, save_parquet, save_text
+from hpcjobs.pages.figures import BEHIND, COLOURS, GREY, INK, add_legend, choose_labels, escape_math, new_figure
 from hpcjobs.site.library import load_site
 from hpcjobs.site.partition import describe_nodes
-from hpcjobs.sweeps import results_plots
 from hpcjobs.sweeps.folder import Definition
 from hpcjobs.units import format_count
+
+Row = dict[str, Any]
+_MAP = LinearSegmentedColormap.from_list("results", mpl.colormaps["viridis_r"](np.linspace(0.08, 0.72, 64)))
+"""The middle of the map: neither end vanishes on a light or on a dark page."""
+_MOST_TICKS = 12
+_LARGEST = 1e100
+"""Larger values, infinity and NaN have a place on an axis like text."""
+_BEHIND_TEXT: Final = {"boxstyle": "square,pad=0.1", "facecolor": BEHIND, "edgecolor": "none", "alpha": 0.8}
+"""Lines do not run through a label."""
+
+
+def draw_figures(rows: Sequence[Row], params: Sequence[str], metric: str, *, best: Row) -> dict[str, Figure]:
+    """Picture name -> figure: ``effect`` of the one parameter that varies, ``heatmap`` of two that were crossed,
+    ``parallel`` coordinates of two or more. Empty if all are constant.
+
+    ``rows`` all have a number for ``metric``.
+    """
+    varied = [name for name in params if len({row.get(name) for row in rows}) > 1]
+    if len(varied) == 1:
+        return {"effect": _effect(rows, varied[0], metric, best)}
+    made = {}
+    if len(varied) == 2 and len({tuple(row.get(name) for name in varied) for row in rows}) > 3:
+        made["heatmap"] = _heatmap(rows, varied, metric)
+    if varied:
+        made["parallel"] = _parallel(rows, [*varied, metric], metric, best)
+    return made
+
+
+class _Scale:
+    """Places of the values of one parameter or metric on an axis from 0 to 1: numbers on a linear scale (a logarithmic
+    one if they span more than a factor of 50), other values in the order of the rows."""
+
+    def __init__(self, rows: Sequence[Row], name: str) -> None:
+        self.values: list[Any] = list(dict.fromkeys(row.get(name) for row in rows))
+        self.numeric = all(map(_has_place, self.values))
+        if self.numeric:
+            self.values.sort()
+            low, high = self.values[0], self.values[-1]
+            self.norm: Normalize = LogNorm(low, high) if low > 0 and high / low > 50 else Normalize(low, high)
+
+    def place(self, value: Any) -> float:
+        if self.numeric:
+            return float(np.asarray(self.norm(value)))
+        return [*map(str, self.values)].index(str(value)) / max(1, len(self.values) - 1)  # NaN != NaN
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """Place and label of each value, or of some where there are too many to read."""
+        shown = self.values
+        if len(shown) > _MOST_TICKS:
+            shown = [self.values[round(n)] for n in np.linspace(0, len(self.values) - 1, 5)]
+        if len(shown) > 1:
+            shown = [shown[index] for index in choose_labels([self.place(value) for value in shown], gap=0.05)]
+        return [(self.place(value), _short(value)) for value in shown]
+
+    def colour(self, value: Any) -> Any:
+        return _MAP(self.place(value))
+
+    def mappable(self) -> ScalarMappable:
+        return ScalarMappable(self.norm, _MAP)
+
+
+def _has_place(value: Any) -> bool:
+    """Whether ``value`` is a number that an axis can show."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
+
+
+def _short(value: Any) -> str:
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return escape_math(text if len(text) <= 18 else f"{text[:17]}…")
+
+
+def _effect(rows: Sequence[Row], param: str, metric: str, best: Row) -> Figure:
+    figure, axes = new_figure()
+    scale = _Scale(rows, param)
+    axes.plot([scale.place(row.get(param)) for row in rows], [row[metric] for row in rows], "o", alpha=0.7)
+    axes.plot(scale.place(best.get(param)), best[metric], "o", ms=11, mfc="none", mec=COLOURS[1], mew=2, label="best")
+    axes.set_xticks(*map(list, zip(*scale.ticks(), strict=True)))
+    axes.set_xlabel(escape_math(param))
+    axes.set_ylabel(escape_math(metric))
+    add_legend(figure)
+    return figure
+
+
+def _heatmap(rows: Sequence[Row], pair: Sequence[str], metric: str) -> Figure:
+    """The mean over cells that share both values; white without a cell."""
+    figure, axes = new_figure()
+    across, down = (_Scale(rows, name) for name in pair)
+    colours = _Scale(rows, metric)
+    cells: dict[tuple[int, int], list[float]] = {}
+    for row in rows:
+        where = down.values.index(row.get(pair[1])), across.values.index(row.get(pair[0]))
+        cells.setdefault(where, []).append(row[metric])
+    grid = np.full((len(down.values), len(across.values)), np.nan)
+    for where, values in cells.items():
+        grid[where] = np.mean(values)
+    axes.grid(visible=False)
+    axes.imshow(grid, cmap=_MAP, norm=colours.norm, aspect="auto", origin="lower")
+    if grid.size <= 64:
+        for (y, x), value in np.ndenumerate(grid):
+            if not np.isnan(value):
+                ink = "white" if colours.place(value) > 0.5 else "black"
+                axes.text(x, y, f"{value:.3g}", ha="center", va="center", fontsize=9, color=ink)
+    axes.set_xticks(range(len(across.values)), [_short(value) for value in across.values])
+    axes.set_yticks(range(len(down.values)), [_short(value) for value in down.values])
+    axes.set_xlabel(escape_math(pair[0]))
+    axes.set_ylabel(escape_math(pair[1]))
+    figure.colorbar(colours.mappable(), ax=axes, label=escape_math(metric))
+    return figure
+
+
+def _parallel(rows: Sequence[Row], names: Sequence[str], metric: str, best: Row) -> Figure:
+    """One line per cell over one axis per parameter, the metric last and in colour."""
+    figure, axes = new_figure(width=max(4.8, 1.3 * len(names)))
+    scales = [_Scale(rows, name) for name in names]
+    for row in rows:
+        heights = [scale.place(row.get(name)) for scale, name in zip(scales, names, strict=True)]
+        axes.plot(heights, color=scales[-1].colour(row[metric]), alpha=0.6, linewidth=1)
+    heights = [scale.place(best.get(name)) for scale, name in zip(scales, names, strict=True)]
+    axes.plot(heights, color=COLOURS[1], linewidth=2.5, label="best")
+    _upright(axes, names, scales)
+    add_legend(figure)
+    return figure
+
+
+def _upright(axes: Axes, names: Sequence[str], scales: Sequence[_Scale]) -> None:
+    """Draw a vertical axis for each name, with its values."""
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    axes.set_yticks([])
+    axes.set_xticks(range(len(names)), [escape_math(name) for name in names])
+    axes.set_xlim(-0.2, len(names) - 0.6)
+    for where, scale in enumerate(scales):
+        axes.axvline(where, color=GREY, linewidth=1, zorder=0)
+        for height, text in scale.ticks():
+            axes.annotate(text, (where, height), xytext=(4, 2), textcoords="offset points", fontsize=9, color=INK,
+                          bbox=_BEHIND_TEXT)  # fmt: skip
+
 
 _CAPTIONS = {
     "effect": "One point per completed cell. The best cell is marked.",
@@ -49,7 +191,7 @@ def write(
         compared: the ``rows`` that have a rank by ``metric``, best first; the others are counted.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    made = results_plots.figures(compared, params, metric, best=compared[0]) if compared else {}
+    made = draw_figures(compared, params, metric, best=compared[0]) if compared else {}
     written = figures.save(made, folder)
     columns = [*params, metric, "state", "elapsed_s", "nodes", "job_id", "folder"]
     cells = format_count(len(rows), "cell")

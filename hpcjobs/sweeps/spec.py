@@ -16,10 +16,23 @@ from hpcjobs.job.project import split_programs
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Frozen, Site
 from hpcjobs.site.yaml_file import read_yaml
-from hpcjobs.sweeps.cells import Cell, Passing, Program, command, make_cell
+from hpcjobs.sweeps.cells import (
+    Cell,
+    Passing,
+    Point,
+    Program,
+    axis_of,
+    check_count,
+    check_points,
+    command,
+    from_csv,
+    grid_of,
+    make_cell,
+    sample,
+    zip_,
+)
 from hpcjobs.sweeps.chunk_plans import resolve_program
 from hpcjobs.sweeps.folder import Definition
-from hpcjobs.sweeps.points import Point, axis_of, check_count, check_points, from_csv, grid_of, sample, zip_
 
 TEMPLATE = "sweep"
 

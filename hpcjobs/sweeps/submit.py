@@ -25,9 +25,8 @@ from hpcjobs.scheduler.base import JobQueue, QueueReadOnce, Scheduler
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.slurm_commands import check_submission, cluster_env
 from hpcjobs.sweeps.cell_status import CellStatus, adopt_chunk, cell_statuses, tail_is_queued
-from hpcjobs.sweeps.chunk_plans import prepare, start_after, tail_plan
+from hpcjobs.sweeps.chunk_plans import Limits, prepare, read_limits, start_after, tail_plan
 from hpcjobs.sweeps.folder import NOBODY, Chunk, Definition, SweepFolder
-from hpcjobs.sweeps.limits import Limits, read_limits
 
 # Slurm has one generic text for all limits of accounts and QOS, and prints the limit's name next to it.
 _LIMIT = re.compile(r"\b(?:Assoc|QOS)[A-Z]\w+")

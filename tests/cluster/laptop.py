@@ -14,8 +14,7 @@ from typing import Any
 
 from waiting import eventually
 
-from hpcjobs.sandbox.daemons import recorded_daemons
-from hpcjobs.sandbox.folder import folder_at
+from hpcjobs.sandbox.folder import folder_at, recorded_daemons
 from hpcjobs.sandbox.models import Host
 from hpcjobs.sandbox.network import enter
 

@@ -22,8 +22,7 @@ from hpcjobs.sandbox import Sandbox
 from hpcjobs.sandbox.folder import folder_at
 from hpcjobs.sandbox.network import enter
 from hpcjobs.scaling.right_size import estimate_starts
-from hpcjobs.sweeps import sweep_index
-from hpcjobs.sweeps.folder import SweepFolder
+from hpcjobs.sweeps.folder import SweepFolder, remember
 
 SITE = ("--site", "tu-hpc")
 REQUEUED = """
@@ -231,7 +230,7 @@ def copy_smallest_run(name: str, new_name: str) -> None:
     shutil.rmtree(folder / "cells" / "2x1-1")
     shutil.rmtree(folder / "chunks" / "0002")
     Path(f"{new_name}.study.json").write_text(json.dumps({**study, "name": new_name, "folder": str(folder)}))
-    sweep_index.remember(folder.name, SweepFolder(folder))  # or it would be somebody's, and only be read
+    remember(folder.name, SweepFolder(folder))  # or it would be somebody's, and only be read
 
 
 def test_a_slow_network_shows_as_communication_and_as_a_worse_efficiency(

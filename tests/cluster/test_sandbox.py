@@ -26,10 +26,10 @@ from hpcjobs.cli.rehearse import sandbox_app
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.processes.programs import Result, run
 from hpcjobs.processes.tree import identity
-from hpcjobs.sandbox import Sandbox, Shape, cgroups, slurm_files
+from hpcjobs.sandbox import Sandbox, Shape, network, slurm_files
 from hpcjobs.sandbox.folder import Folder, folder_at
 from hpcjobs.sandbox.network import HOSTS_FILE, bridge_owner
-from hpcjobs.sandbox.teardown import leftovers
+from hpcjobs.sandbox.sandbox import leftovers
 from hpcjobs.site.library import load_site
 
 Slurm = Callable[..., Result]
@@ -102,7 +102,7 @@ def test_hosts_know_each_others_link_address_so_that_many_do_not_fill_the_kernel
     assert [line.split()[0] for line in printed_lines] == ["10.78.0.1", "10.78.0.11", "10.78.0.13", "10.78.0.14"]
 
 
-@pytest.mark.skipif(not cgroups.available(), reason="no cgroup freezer of version 1 on this machine")
+@pytest.mark.skipif(not network.freezer_available(), reason="no cgroup freezer of version 1 on this machine")
 def test_the_groups_of_a_sandboxs_steps_are_in_one_of_its_own(slurm: Slurm, workdir: Path) -> None:
     """Hosts of two sandboxes may have one name: in one tree each would freeze and end the other's steps."""
     with subprocess.Popen(["srun", "-N1", "-w", "tu01", "sh", "-c", "touch here; exec sleep 1234.5"]) as step:

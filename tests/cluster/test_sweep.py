@@ -22,8 +22,7 @@ from waiting import eventually
 import hpcjobs as api
 from hpcjobs import sandbox as sandboxes
 from hpcjobs.sandbox import Sandbox
-from hpcjobs.sandbox.daemons import Daemon, alive, recorded_daemons, spawn
-from hpcjobs.sandbox.folder import folder_at
+from hpcjobs.sandbox.folder import Daemon, alive, folder_at, recorded_daemons, spawn
 from hpcjobs.site.rehearsal import current
 
 SITE = ("--site", "tu-hpc", "--time", "5m")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from commandline import ok
 
-from hpcjobs.fabric.report import Findings, collectives, gpu_table
+from hpcjobs.fabric.verdict import Findings, collectives, gpu_table
 from hpcjobs.record.fabric import FabricPoint, GpuReport
 
 

@@ -12,8 +12,7 @@ from waiting import eventually
 
 from hpcjobs.runtime import checkpoints
 from hpcjobs.sandbox import Sandbox
-from hpcjobs.sandbox.daemons import recorded_daemons
-from hpcjobs.sandbox.folder import folder_at
+from hpcjobs.sandbox.folder import folder_at, recorded_daemons
 
 # 1.6 MB a checkpoint, and a hundred of them wanted: no disk of 50 MB has room for these.
 TRAINING = ("ddp", "--workload", "lm", "--steps", "400", "--log-every", "1", "--no-probe")

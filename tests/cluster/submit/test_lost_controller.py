@@ -23,8 +23,7 @@ from waiting import eventually
 
 from hpcjobs.processes.programs import run
 from hpcjobs.sandbox import Sandbox
-from hpcjobs.sandbox.daemons import Daemon, alive, recorded_daemons
-from hpcjobs.sandbox.folder import Folder
+from hpcjobs.sandbox.folder import Daemon, Folder, alive, recorded_daemons
 from hpcjobs.sandbox.services import restart_dead
 
 UNSAVED_S = 15.0

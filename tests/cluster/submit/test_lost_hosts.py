@@ -22,8 +22,7 @@ from hpcjobs import sandbox as sandboxes
 from hpcjobs.run.progress import newest_samples
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.sandbox import Sandbox
-from hpcjobs.sandbox.daemons import recorded_daemons
-from hpcjobs.sandbox.folder import folder_at
+from hpcjobs.sandbox.folder import folder_at, recorded_daemons
 
 COUNT = """
 import time

@@ -23,7 +23,7 @@ for number in range(count):
 LOSE_STATE = """
 import os, shutil, signal, time
 from hpcjobs import sandbox
-from hpcjobs.sandbox.daemons import alive, recorded_daemons
+from hpcjobs.sandbox.folder import alive, recorded_daemons
 from hpcjobs.sandbox.folder import folder_at
 folder = folder_at(None)
 (controller,) = [daemon for daemon in recorded_daemons(folder) if daemon.name == "slurmctld"]

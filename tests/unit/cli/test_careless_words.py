@@ -10,8 +10,7 @@ from commandline import hpcjobs, within
 
 import hpcjobs as package
 from hpcjobs.errors import HpcJobsError
-from hpcjobs.sweeps.folder import SweepFolder
-from hpcjobs.sweeps.sweep_index import remember
+from hpcjobs.sweeps.folder import SweepFolder, remember
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,7 @@ from commandline import within
 from hpcjobs.files import state_dir
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
-from hpcjobs.sweeps.folder import SweepFolder
-from hpcjobs.sweeps.sweep_index import remember
+from hpcjobs.sweeps.folder import SweepFolder, remember
 
 SITE = """description: x
 qos: {long: 2-00:00:00, short: 01:00:00}

@@ -66,7 +66,7 @@ def _login_host(cluster: SampleCluster, patch: pytest.MonkeyPatch) -> None:
     patch.setenv("HPCJOBS_REMOTE", "login.example")
     answer = {"entry": {"run_dir": "/home/you/hpcjobs-code/mine/runs/train-47"}}
     patch.setattr("hpcjobs.remote.laptop.Laptop", MagicMock())
-    patch.setattr("hpcjobs.jupyter.remote.SharedRemote", lambda _: SimpleNamespace(ask=lambda _: answer))
+    patch.setattr("hpcjobs.jupyter.laptop.SharedRemote", lambda _: SimpleNamespace(ask=lambda _: answer))
 
 
 def bad_node(cluster: SampleCluster, patch: pytest.MonkeyPatch) -> None:

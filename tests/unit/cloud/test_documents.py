@@ -22,9 +22,9 @@ from sites import KEY, NO_GPU, PROJECT, PROVIDERS, SHIPPED, saved, sized, tree
 
 from hpcjobs import __version__, plan
 from hpcjobs.cloud import section
+from hpcjobs.cloud.check import provider_schema
 from hpcjobs.cloud.cluster import resolve_cluster
 from hpcjobs.cloud.render import Kind, render, wheel_of, write
-from hpcjobs.cloud.schema import provider_schema
 from hpcjobs.data import data_folder
 from hpcjobs.errors import RequestError
 from hpcjobs.site.library import load_site

@@ -16,10 +16,9 @@ import pytest
 from sites import saved, sized
 from stub_provider import serving
 
+from hpcjobs.cloud.check import provider_schema
 from hpcjobs.cloud.cluster import resolve_cluster
-from hpcjobs.cloud.head import HeadNode
-from hpcjobs.cloud.lifecycle import refuse_while_jobs_run, remember_login, variables
-from hpcjobs.cloud.schema import provider_schema
+from hpcjobs.cloud.lifecycle import HeadNode, refuse_while_jobs_run, remember_login, variables
 from hpcjobs.errors import RequestError
 from hpcjobs.processes.programs import Result
 from hpcjobs.site.library import load_site

@@ -13,7 +13,7 @@ import pytest
 from commandline import moment, ok, within
 from imagefile import write_image
 
-from hpcjobs.containers import pip_settings
+from hpcjobs.containers.build import settings
 from hpcjobs.containers.images import find
 from hpcjobs.containers.recipes import read_recipe, recipes, resolve_arguments
 from hpcjobs.containers.verdict import check
@@ -160,9 +160,7 @@ def test_pips_settings_reach_the_build_by_a_private_file_and_no_password_by_the_
 def test_the_users_pip_file_is_read_below_the_environment(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     conf = here / "pip.conf"
     conf.write_text("[global]\nindex-url = https://a.example\ntimeout = 9\n")
-    environment = pip_settings.settings(
-        {"HOME": "/none", "PIP_CONFIG_FILE": str(conf), "PIP_INDEX_URL": "https://b.example"}
-    )
+    environment = settings({"HOME": "/none", "PIP_CONFIG_FILE": str(conf), "PIP_INDEX_URL": "https://b.example"})
     assert (environment["index-url"], environment["timeout"]) == (["https://b.example"], ["9"])
 
 

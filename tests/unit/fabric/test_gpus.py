@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcjobs.fabric.measurements import measure_gpus, requests_gpus
+from hpcjobs.fabric.check import measure_gpus, requests_gpus
 from hpcjobs.fabric.nodes import Failed, HostGroup
-from hpcjobs.fabric.report import Findings
-from hpcjobs.fabric.verdict import NodeMeasurements, judge_gpus
+from hpcjobs.fabric.verdict import Findings, NodeMeasurements, judge_gpus
 from hpcjobs.record.fabric import FabricPoint, GpuReport
 from hpcjobs.record.values import convert
 from hpcjobs.trainers.metrics import gpus as measuring
@@ -115,7 +114,7 @@ def test_the_check_names_a_bad_gpu_as_its_nodes_failure(tmp_path: Path, monkeypa
         file = Path(command[command.index("--json") + 1])
         file.write_text(json.dumps({"gpus": figures, "allreduce": {"nccl within nodes": points}}))
 
-    monkeypatch.setattr("hpcjobs.fabric.measurements.run", answer)
+    monkeypatch.setattr("hpcjobs.fabric.check.run", answer)
     findings = Findings([NodeMeasurements("here")])
     place = HostGroup(("here",), False, None, None, None, "")
     measure_gpus(place, findings.nodes, findings, tmp_path, quick=False, tolerance=0.3, until=float("inf"))
@@ -153,7 +152,7 @@ def test_a_node_that_lacks_a_gpu_or_has_a_broken_one_is_bad_and_the_others_are_m
         ]
         Path(command[command.index("--json") + 1]).write_text(json.dumps({"gpus": figures, "allreduce": {}}))
 
-    monkeypatch.setattr("hpcjobs.fabric.measurements.run", answer)
+    monkeypatch.setattr("hpcjobs.fabric.check.run", answer)
     findings = Findings([NodeMeasurements("n1"), NodeMeasurements("n2")])
     place = HostGroup(("n1", "n2"), True, None, None, None, "")
     measure_gpus(place, findings.nodes, findings, tmp_path, quick=True, tolerance=0.3, until=float("inf"))
@@ -170,7 +169,7 @@ def test_an_error_of_the_program_is_a_note_and_no_fault_of_the_node_that_reports
     def answer(command: list[str], *, env: dict[str, str], timeout_s: float) -> None:
         raise Failed("error: rank 0 on n1: CUDA driver version is insufficient for CUDA runtime version")
 
-    monkeypatch.setattr("hpcjobs.fabric.measurements.run", answer)
+    monkeypatch.setattr("hpcjobs.fabric.check.run", answer)
     findings = Findings([NodeMeasurements("n1")])
     place = HostGroup(("n1",), True, None, None, None, "")
     measure_gpus(place, findings.nodes, findings, tmp_path, quick=True, tolerance=0.3, until=float("inf"))

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcjobs.fabric import check, measurements
+from hpcjobs.fabric import check
 from hpcjobs.fabric.nodes import HostGroup
-from hpcjobs.fabric.report import Findings
-from hpcjobs.fabric.verdict import NodeMeasurements
+from hpcjobs.fabric.verdict import Findings, NodeMeasurements
 
 
 class Hanging(HostGroup):
@@ -41,12 +40,12 @@ def test_all_reduces_that_do_not_end_share_the_time_that_is_left_and_the_report_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As over many nodes of few cores, where torch alone takes minutes to load."""
-    monkeypatch.setattr(measurements, "find_spec", lambda package: True)
+    monkeypatch.setattr(check, "find_spec", lambda package: True)
     hosts = ("one", "two")
     place = Hanging(hosts, srun=False, mpi=None, cpus_per_task=1, interface=None, suffix="")
     result = Findings([NodeMeasurements(host) for host in hosts])
     began = time.monotonic()
-    measurements.measure_allreduce(place, result.nodes, result, tmp_path, until=began + 3)
+    check.measure_allreduce(place, result.nodes, result, tmp_path, until=began + 3)
     assert time.monotonic() - began < 120  # the programs themselves take 600 s
     assert [note.partition(": did not end in")[0] for note in result.notes] == [
         f"all-reduce of {package} over 2 nodes not measured" for package in ("torch", "horovod")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcjobs.fabric.measurements import pair_hosts
+from hpcjobs.fabric.check import pair_hosts
 from hpcjobs.fabric.verdict import NodeMeasurements, best, judge
 
 

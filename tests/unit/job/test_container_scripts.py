@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from scripts_here import ARGUMENTS, TELL, as_recorded, run_here, without_complaint
 
 import hpcjobs
-from hpcjobs.containers.sif import fingerprint
+from hpcjobs.containers.images import fingerprint
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError
 from hpcjobs.job.models import Plan
 from hpcjobs.site.models import Containers, Site

@@ -18,8 +18,7 @@ from commandline import ok, start, within
 from waiting import eventually
 
 from hpcjobs.errors import HpcJobsError
-from hpcjobs.jupyter.laptop import answers
-from hpcjobs.jupyter.remote import find_json
+from hpcjobs.jupyter.laptop import answers, find_json
 
 # An ssh that is cut while there is a file named cut. A forwarded port is held by a program that copies both ways.
 SSH = """#!{python}

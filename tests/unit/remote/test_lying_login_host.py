@@ -82,7 +82,7 @@ def test_what_is_fetched_has_neither_links_nor_execute_bits_nor_a_repository(
     write(host / RUN_DIR[1:] / "logs" / "HEAD")  # of a bare repository
     (host / RUN_DIR[1:] / "link").symlink_to("/etc/passwd")
     monkeypatch.setattr("hpcjobs.remote.connection.LoginConnection.path_there", lambda _, path: f"{host}{path}")
-    monkeypatch.setattr("hpcjobs.jupyter.remote.SharedRemote.ask", lambda *_: {"entry": {"run_dir": RUN_DIR}})
+    monkeypatch.setattr("hpcjobs.jupyter.laptop.SharedRemote.ask", lambda *_: {"entry": {"run_dir": RUN_DIR}})
     answer = within("--remote", "you@far", "fetch", "1")
     assert answer.code == 0, answer
     fetched = {str(path.relative_to(here / "runs" / "train-1")) for path in (here / "runs" / "train-1").rglob("*")}

@@ -16,7 +16,7 @@ from commandline import hpcjobs, ok, start
 
 from hpcjobs.errors import ConfigError
 from hpcjobs.files import config_dir, state_dir
-from hpcjobs.jupyter.remote import SharedRemote
+from hpcjobs.jupyter.laptop import SharedRemote
 from hpcjobs.remote.laptop import Laptop, Target
 from hpcjobs.remote.login_host import pack_sites
 from hpcjobs.site.library import load_site

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcjobs.sandbox.accounting import users_of_the_machine
+from hpcjobs.sandbox.services import users_of_the_machine
 
 
 def test_all_people_of_the_machine_may_submit_and_no_user_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,10 @@ from commandline import within
 from hpcjobs import sandbox
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.sandbox import packages
-from hpcjobs.sandbox.daemons import Daemon, alive, recorded_daemons, spawn, until
-from hpcjobs.sandbox.folder import Folder, check_usable, folder_at, lock
+from hpcjobs.sandbox.folder import Daemon, Folder, alive, check_usable, folder_at, lock, recorded_daemons, spawn, until
 from hpcjobs.sandbox.models import Shape
 from hpcjobs.sandbox.network import add_block, has_block, remove_block
-from hpcjobs.sandbox.teardown import processes, take_down
+from hpcjobs.sandbox.sandbox import processes, take_down
 
 
 @pytest.fixture
@@ -128,7 +127,7 @@ def test_taking_down_ends_daemons_that_ignore_sigterm_and_their_children(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TERM first, KILL after a while; a child in a session of its own is found by descent."""
-    monkeypatch.setattr("hpcjobs.sandbox.teardown._TERM_S", 0.3)
+    monkeypatch.setattr("hpcjobs.sandbox.sandbox._TERM_S", 0.3)
     code = ("import os, signal, time", "signal.signal(15, signal.SIG_IGN)", "child = os.fork()")
     stubborn = start(folder, "stubborn", *code, "child or os.setsid()", "print('on', flush=True)", "time.sleep(60)")
     until(lambda: Path(stubborn.log).read_text().count("on") == 2, what="both processes")

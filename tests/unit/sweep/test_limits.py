@@ -10,7 +10,7 @@ from msgspec.structs import replace
 import hpcjobs
 from hpcjobs.errors import RequestError, SchedulerError
 from hpcjobs.processes.programs import Result
-from hpcjobs.sweeps.limits import Cut, Limits, cuts, parse_config, read_limits
+from hpcjobs.sweeps.chunk_plans import Cut, Limits, cuts, parse_config, read_limits
 from hpcjobs.sweeps.submit import largest_array
 
 CONFIG = """Configuration data as of 2026-11-21T12:00:00

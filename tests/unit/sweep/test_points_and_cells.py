@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 import hpcjobs
 from hpcjobs.errors import RequestError
-from hpcjobs.sweeps.cells import command, make_cell, make_program, shell_line
-from hpcjobs.sweeps.points import axis_of, from_csv, grid, sample, zip_
+from hpcjobs.sweeps.cells import axis_of, command, from_csv, grid, make_cell, make_program, sample, shell_line, zip_
 from hpcjobs.sweeps.spec import Sampling, SweepSpec, make_points
 
 HOSTILE = [

@@ -12,7 +12,7 @@ from hpcjobs.scheduler.base import State
 from hpcjobs.sweeps.cell_status import CellStatus
 from hpcjobs.sweeps.cells import Cell
 from hpcjobs.sweeps.folder import SweepFolder
-from hpcjobs.sweeps.watch import wait_for_cells
+from hpcjobs.sweeps.sweep import wait_for_cells
 
 
 def test_a_sweep_is_waited_for_through_errors_of_a_scheduler_that_has_answered(
@@ -32,7 +32,7 @@ def test_a_sweep_is_waited_for_through_errors_of_a_scheduler_that_has_answered(
     def pause(seconds: float) -> None:
         clock[0] += seconds
 
-    monkeypatch.setattr("hpcjobs.sweeps.watch.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("hpcjobs.sweeps.sweep.time.monotonic", lambda: clock[0])
     wait_for_cells(SweepFolder(here), look, pause=pause, report=reports.append)
     assert next(answers, "all asked") == "all asked"
     assert len(reports) == 2
