@@ -36,7 +36,7 @@ COLUMNS = (
 )
 """In the order in which hpcjobs asks for them."""
 OWN_SEPARATOR = "\x1f\x02\x1d\x07"
-"""As `hpcjobs.scheduler.slurm.table.new_separator` draws one; the other tools read one of a single character."""
+"""As `hpcjobs.scheduler.slurm.parse.new_separator` draws one; the other tools read one of a single character."""
 GATE_MB = 200
 GATE_RATIO = 1.5
 DAYS = 30
@@ -87,7 +87,7 @@ def run_hpcjobs(path: str) -> int:
     from hpcjobs.jobstats.fold import fold, unused_fields
     from hpcjobs.jobstats.sacct import frames
     from hpcjobs.jobstats.totals import NEEDED, totals
-    from hpcjobs.scheduler.slurm.table import Table
+    from hpcjobs.scheduler.slurm.parse import Table
     from hpcjobs.site.library import load_site
 
     def blocks() -> Iterator[bytes]:

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from hpcjobs.job.models import JobSpec
     from hpcjobs.job.plan import plan
     from hpcjobs.jobstats.dataframe import accounting
-    from hpcjobs.run.handle import JobHandle, find
-    from hpcjobs.run.submit import submit
+    from hpcjobs.run.submit import JobHandle, find, submit
     from hpcjobs.scaling.handle import find_study, scale
     from hpcjobs.site.library import load_site
     from hpcjobs.site.resources import Resources
@@ -27,12 +26,12 @@ if TYPE_CHECKING:
     from hpcjobs.sweeps.sweep import find_sweep, sweep
 
 _WHERE = {
-    "JobHandle": "hpcjobs.run.handle",
+    "JobHandle": "hpcjobs.run.submit",
     "JobSpec": "hpcjobs.job.models",
     "Resources": "hpcjobs.site.resources",
     "accounting": "hpcjobs.jobstats.dataframe",
     "executor": "hpcjobs.sweeps.executor",
-    "find": "hpcjobs.run.handle",
+    "find": "hpcjobs.run.submit",
     "find_study": "hpcjobs.scaling.handle",
     "find_sweep": "hpcjobs.sweeps.sweep",
     "from_csv": "hpcjobs.sweeps.cells",

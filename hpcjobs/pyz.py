@@ -16,7 +16,6 @@ _SHARED = (
     "processes/__init__.py",
     "processes/events.py",
     "processes/fork.py",
-    "processes/modules.py",
     "processes/start.py",
     "processes/tree.py",
     "record/__init__.py",

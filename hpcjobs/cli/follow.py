@@ -34,7 +34,7 @@ from hpcjobs.scheduler.base import JobRecord, State, describe_exit
 from hpcjobs.units import format_count, walltime_s
 
 if TYPE_CHECKING:
-    from hpcjobs.run.handle import JobHandle
+    from hpcjobs.run.submit import JobHandle
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 

@@ -53,7 +53,7 @@ def alloc(
     """
     from hpcjobs.job.plan import plan_of, resolve_request, run_dir_of
     from hpcjobs.processes.programs import run_in_terminal
-    from hpcjobs.run.interactive import Command, allocate
+    from hpcjobs.run.steps import Command, allocate
 
     # Named bash or interactive, Lightning would not take it for a Slurm job.
     named = replace(request, program=request.program or ("bash",), name=request.name or "alloc")
@@ -91,8 +91,8 @@ def run_within(
 ) -> None:
     """Run ``arguments`` (none: a shell) within a job, and end with its exit code."""
     from hpcjobs.processes.programs import run_in_terminal
-    from hpcjobs.run.interactive import attach
     from hpcjobs.run.select import select_one
+    from hpcjobs.run.steps import attach
 
     entry = select_one(job, site=site)
     command = attach(entry, arguments, node=node, rank=rank, terminal=terminal)

@@ -17,7 +17,7 @@ from hpcjobs.cli.terminal import raw
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.run.listing import RECENT_S, ListedJob, Listing, listing
 from hpcjobs.run.logs import paths
-from hpcjobs.run.progress import describe_sample, find_alarms, job_progress
+from hpcjobs.run.progress import describe, describe_sample, find_alarms, job_progress
 from hpcjobs.run.select import newest, select
 from hpcjobs.scheduler.base import State, choose_colour
 from hpcjobs.top.rows import Group, Task, fold, make_row
@@ -212,8 +212,6 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show one job: its state, its settings with the source of each, its results."""
-    from hpcjobs.run.describe import describe
-
     status = describe(select([job], site=site, foreign=True)[0] if job is not None else newest(site=site))
     if as_json:
         print_output("show", status)

@@ -226,7 +226,7 @@ OUTPUTS: Mapping[str, Callable[[], Any]] = {
     "submit --test-only": lambda: load_type("diagnosis.placement.Placement"),
     "submit -N auto --dry-run, before its trials": lambda: load_type("scaling.size_answer.SizeAnswer"),
     "ps": lambda: make_list(load_type("run.listing.ListedJob")),
-    "show": lambda: load_type("run.describe.Description"),
+    "show": lambda: load_type("run.progress.Description"),
     "logs": lambda: _LINES,
     "why": lambda: load_type("diagnosis.values.Diagnosis"),
     "why, of a job that waits": lambda: load_type("diagnosis.pending.Pending"),

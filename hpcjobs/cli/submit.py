@@ -22,13 +22,13 @@ from hpcjobs.extras import require_packages
 from hpcjobs.files import write_beside
 from hpcjobs.job.models import JobSpec
 from hpcjobs.job.program import print_trainer_help
-from hpcjobs.site import project_file
+from hpcjobs.site.library import PROJECT_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hpcjobs.job.models import Job, Layer, Plan
-    from hpcjobs.run.handle import JobHandle
+    from hpcjobs.run.submit import JobHandle
     from hpcjobs.scaling.size_answer import SizeAnswer
 
 _Budget = Annotated[
@@ -309,7 +309,7 @@ def init(
         return
     if not request.program and request.wrap is None:
         raise RequestError("init needs the program that jobs run", hint="hpcjobs init train.py, or init job.sh")
-    path = Path(project_file.FILE).absolute()
+    path = Path(PROJECT_FILE).absolute()
     if path.exists() and not (force or dry_run):
         is_misplaced = "--force" in request.program[1:]
         hint = "write --force before the program" if is_misplaced else "edit it, or replace it with --force"

@@ -19,8 +19,8 @@ from hpcjobs.cli.terminal import exit_on_signals
 from hpcjobs.errors import HpcJobsError, RequestError, UnknownJobError
 
 if TYPE_CHECKING:
-    from hpcjobs.run.monitor import IdleLimit
     from hpcjobs.run.progress import NodeSample
+    from hpcjobs.run.steps import IdleLimit
     from hpcjobs.site.models import Site
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -80,8 +80,8 @@ def monitor(
     job that was submitted without hpcjobs is named by its id.
     """
     from hpcjobs.run.control import cancel
-    from hpcjobs.run.monitor import JobSampling
     from hpcjobs.run.select import select_one
+    from hpcjobs.run.steps import JobSampling
     from hpcjobs.units import walltime_s
 
     try:
@@ -104,7 +104,7 @@ def monitor(
 
 def _watch_foreign(job: str, site: Site, interval_s: float, limit_s: float | None) -> None:
     """Sample a job that was submitted by other means; Slurm knows its nodes."""
-    from hpcjobs.run.monitor import find_foreign, follow_sampler, read_error, start_foreign_sampler, stop
+    from hpcjobs.run.steps import find_foreign, follow_sampler, read_error, start_foreign_sampler, stop
     from hpcjobs.scheduler.connect import connect
 
     foreign = find_foreign(job, site)
@@ -121,7 +121,7 @@ def _watch_foreign(job: str, site: Site, interval_s: float, limit_s: float | Non
 
 
 def _idle_limit(limit_s: float | None, interval_s: float, count_nodes: Callable[[], int]) -> IdleLimit | None:
-    from hpcjobs.run.monitor import IdleLimit
+    from hpcjobs.run.steps import IdleLimit
 
     return None if limit_s is None else IdleLimit(limit_s, interval_s=interval_s, count_nodes=count_nodes, report=note)
 

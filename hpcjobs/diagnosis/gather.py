@@ -31,10 +31,9 @@ from hpcjobs.run.status import statuses
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State
 from hpcjobs.scheduler.connect import connect
-from hpcjobs.scheduler.slurm import fields
+from hpcjobs.scheduler.slurm import parse
 from hpcjobs.scheduler.slurm.output_files import accounted_files, files_of_steps, find_script
-from hpcjobs.scheduler.slurm.parse import accounted_reason, parse_scontrol
-from hpcjobs.scheduler.slurm.table import Table, TableRow
+from hpcjobs.scheduler.slurm.parse import Table, TableRow, accounted_reason, parse_scontrol
 
 _TABLE = Table(
     (
@@ -182,7 +181,7 @@ def _from_row(job_id: str, job: TableRow, behind: Sequence[TableRow]) -> Account
 def _memory_step(steps: Iterable[TableRow], limit: int | None) -> StepRecord | None:
     """The step with the state OUT_OF_MEMORY, or a killed step with a task at the limit."""
     for step in steps:
-        state, rss = step.state(), fields.read_bytes(step.raw("MaxRSS"))
+        state, rss = step.state(), parse.read_bytes(step.raw("MaxRSS"))
         is_over = limit is not None and rss is not None and rss >= _NEAR_LIMIT * limit
         is_killed = state in (State.CANCELLED, State.FAILED)
         if state is State.OUT_OF_MEMORY or (is_over and is_killed):
@@ -200,7 +199,7 @@ def _read_scontrol(
     shown = [line for line in shown if "JobState=REVOKED" not in line] or shown
     records = [line for line in shown if all(map(is_meant, parse_scontrol(line)))]
     for record in records:
-        job = TableRow(fields.read_shown(record))
+        job = TableRow(parse.read_shown(record))
         yield _make_account(job_id if len(records) == 1 else _id_of(job), job)
 
 
@@ -228,7 +227,7 @@ def _make_account(job_id: str, job: TableRow) -> Account:
         started=job.time("StartTime"),
         elapsed_s=job.clock_s("RunTime"),
         time_limit_s=job.clock_s("TimeLimit"),
-        mem_per_node_bytes=fields.read_bytes(job.raw("MinMemoryNode")),
+        mem_per_node_bytes=parse.read_bytes(job.raw("MinMemoryNode")),
         cancelled_by=None,
         work_dir=job.name("WorkDir"),
         logs=tuple(dict.fromkeys(filter(None, (job.name("StdOut"), job.name("StdErr"))))),
@@ -242,7 +241,7 @@ def _hosts(text: str | None) -> tuple[str, ...]:
 
 def _per_node(text: str, nodes: int, cpus: int) -> int | None:
     """Bytes per node of sacct's ReqMem: ``4Gn`` per node, ``2Gc`` per CPU, since Slurm 21.08 ``8G`` of the job."""
-    size = fields.read_bytes(text.rstrip("nc"))
+    size = parse.read_bytes(text.rstrip("nc"))
     if not size:
         return None
     if text.endswith("n"):

@@ -14,8 +14,7 @@ from hpcjobs.errors import HpcJobsError, nearest
 from hpcjobs.job.models import JobSpec, Layer
 from hpcjobs.job.plan import plan
 from hpcjobs.run.control import cancel
-from hpcjobs.run.handle import JobHandle
-from hpcjobs.run.submit import submit
+from hpcjobs.run.submit import JobHandle, submit
 from hpcjobs.scheduler.base import State
 from hpcjobs.site.models import Partition, Resources, Site
 from hpcjobs.site.partition import NodeGroup

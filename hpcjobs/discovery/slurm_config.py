@@ -29,8 +29,8 @@ from hpcjobs.errors import CommandMissingError, HpcJobsWarning, SchedulerError
 from hpcjobs.processes.programs import Result, Runner, run
 from hpcjobs.runtime.hostlist import HOST_PART, hosts_of
 from hpcjobs.scheduler.base import Scheduler
-from hpcjobs.scheduler.slurm import fields
-from hpcjobs.scheduler.slurm.table import TableRow
+from hpcjobs.scheduler.slurm import parse
+from hpcjobs.scheduler.slurm.parse import TableRow
 from hpcjobs.site.partition import count_gpus
 from hpcjobs.units import time_limit_s
 from hpcjobs.user import user_name
@@ -259,14 +259,14 @@ def _reason(text: str | None) -> str | None:
 def _mean_node(partition: TableRow) -> NodeFacts:
     count = partition.count("TotalNodes") or 1
     resources = partition.raw("TRES")
-    memory = fields.read_bytes(fields.read_resource(resources, "mem"))
+    memory = parse.read_bytes(parse.read_resource(resources, "mem"))
     return NodeFacts(
         names=(),
         size=0,
         partitions=frozenset(),
         cpus=(partition.count("TotalCPUs") or 0) // count,
         mem_mb=None if memory is None else (memory >> 20) // count,
-        gpus=(fields.count_gpus(resources) or 0) // count,
+        gpus=(parse.count_gpus(resources) or 0) // count,
         gpu_model=None,
         features=(),
     )

@@ -17,7 +17,7 @@ from hpcjobs.record.manifest import read_manifest
 from hpcjobs.record.metrics import decode_step, read_lines
 from hpcjobs.record.names import CONTROL, METRICS, STATE
 from hpcjobs.record.state import read_state_file
-from hpcjobs.run.handle import JobHandle
+from hpcjobs.run.submit import JobHandle
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import Scheduler
 from hpcjobs.scheduler.connect import connect

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from subprocess import PIPE, STDOUT, Popen, TimeoutExpired
 from typing import IO, Any
 
-from hpcjobs.processes.modules import own_module_words
-from hpcjobs.processes.start import start
+from hpcjobs.processes.start import own_module_words, start
 from hpcjobs.slurm_commands import FENCES, start_on
 
 _LEAVE_S = 5.0

@@ -12,7 +12,7 @@ from hpcjobs.errors import RequestError, UnknownJobError, nearest, reason_of
 from hpcjobs.fabric import node_record
 from hpcjobs.job.layers import Values
 from hpcjobs.job.models import JobSpec
-from hpcjobs.processes.modules import module_words
+from hpcjobs.processes.start import module_words
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.site.models import WARNING_S, Partition, Retries, Site, parse_retries
 from hpcjobs.site.resources import node_range

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hpcjobs import slurm_commands
 from hpcjobs.job.layout import srun_options
 from hpcjobs.job.models import Job
-from hpcjobs.processes.modules import LEAVE_FOLDER, module_words, own_module_words
+from hpcjobs.processes.start import LEAVE_FOLDER, module_words, own_module_words
 from hpcjobs.scheduler_kind import SchedulerKind
 
 

@@ -14,7 +14,7 @@ from hpcjobs.errors import RequestError, nearest
 from hpcjobs.job.array import check_array
 from hpcjobs.job.layers import Values
 from hpcjobs.job.models import Job
-from hpcjobs.site.centre import find_clusters, policies_of_job
+from hpcjobs.site.library import find_clusters, policies_of_job
 from hpcjobs.site.models import AppliedPolicy, NodeGroup, Partition, Policy, Site
 from hpcjobs.site.resources import FIELDS, GPU_FIELDS, gpus_and_model
 from hpcjobs.site.search import list_centre_files

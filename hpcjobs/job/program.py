@@ -14,9 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpcjobs.errors import RequestError
-from hpcjobs.processes.modules import module_words
+from hpcjobs.processes.start import module_words
+from hpcjobs.site.library import PROJECT_FILE, project_jobs
 from hpcjobs.site.models import Site
-from hpcjobs.site.project_file import FILE, project_jobs
 
 _TRAINERS = Path(__file__).resolve().parent.parent / "trainers"
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z", re.ASCII)
@@ -121,7 +121,7 @@ def misspelt_name(program: str) -> str | None:
     if "/" in program or "." in program or program in (*trainers(), *jobs) or shutil.which(program) is not None:
         return None
     if near := _near(program, jobs):
-        return f"the job of {FILE} is {near!r}"
+        return f"the job of {PROJECT_FILE} is {near!r}"
     trainer = next(iter(difflib.get_close_matches(program, trainers(), n=1, cutoff=0.6)), None)
     return None if trainer is None else f"the trainer is {trainer!r}"
 
@@ -246,7 +246,7 @@ def _similar(first: str, chdir: Path) -> str | None:
     jobs = [] if folder else project_jobs(chdir)
     if not close and jobs:
         near = _near(name, jobs)
-        return f"did you mean {near}?" if near else f"jobs of {FILE}: {', '.join(jobs)}."
+        return f"did you mean {near}?" if near else f"jobs of {PROJECT_FILE}: {', '.join(jobs)}."
     return f"did you mean {os.path.join(folder, known[close[0]])}?" if close else None
 
 

@@ -19,7 +19,7 @@ from hpcjobs.errors import ConfigError, RequestError
 from hpcjobs.job.batch import batch_layers
 from hpcjobs.job.models import Flag, JobSpec, Layer
 from hpcjobs.job.program import program_words, trainers
-from hpcjobs.site.project_file import FILE, check_site_name, find_project, is_ours, project_jobs
+from hpcjobs.site.library import PROJECT_FILE, check_site_name, find_project, is_ours, project_jobs
 from hpcjobs.site.trust import refusal_of_file
 from hpcjobs.site.yaml_file import YamlFile, convert_tree, read_tree, read_yaml, words_of_switches
 
@@ -117,7 +117,7 @@ def layers_of_text(text: str, path: Path) -> tuple[Layer, ...]:
 
 def _layers_of(project: Project, name: str | None, path: Path) -> tuple[Layer, ...]:
     """The keys for all jobs, and those of the job ``name``."""
-    source = FILE if path.parent == Path.cwd() else str(path)
+    source = PROJECT_FILE if path.parent == Path.cwd() else str(path)
     shared = {field: getattr(project, field) for field in JobSpec.__struct_fields__}
     shared["chdir"] = project.chdir or (None if path.parent == Path.cwd() else ".")
     layers = [Layer(source, _in_folder(JobSpec(**shared), path.parent))]
@@ -135,7 +135,7 @@ def refuse_job_name(program: Sequence[str]) -> None:
     """
     if program and program[0] in project_jobs(Path.cwd()) and shutil.which(program[0]) is None:
         raise RequestError(
-            f"program {program[0]}: it is a job of {FILE}, which only submit and where take by its name",
+            f"program {program[0]}: it is a job of {PROJECT_FILE}, which only submit and where take by its name",
             hint="write the job's program and options here; --no-check takes it as a command of the nodes",
         )
 

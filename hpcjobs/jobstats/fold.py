@@ -25,7 +25,7 @@ import polars as pl
 from hpcjobs.jobstats.columns import Doubts
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import State
-from hpcjobs.scheduler.slurm.fields import (
+from hpcjobs.scheduler.slurm.parse import (
     NO_NUMBER,
     NO_VALUE,
     NOTHING,

@@ -24,7 +24,7 @@ from hpcjobs.jobstats.columns import CLUSTER, Doubts, choose, order
 from hpcjobs.jobstats.fold import COUNTS, fold, unused_fields
 from hpcjobs.processes.programs import Runner, run, start
 from hpcjobs.scheduler.slurm.client import split_ids
-from hpcjobs.scheduler.slurm.table import CONTROL, SEPARATOR, Table, new_separator
+from hpcjobs.scheduler.slurm.parse import CONTROL, SEPARATOR, Table, new_separator
 from hpcjobs.slurm_commands import list_accounted, list_accounted_fields, question_env
 
 Part = TypeVar("Part")

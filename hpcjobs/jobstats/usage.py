@@ -22,8 +22,7 @@ from hpcjobs.record.metrics import read_lines
 from hpcjobs.record.names import METRICS
 from hpcjobs.record.numbers import decode_object
 from hpcjobs.run.folder import output_dir
-from hpcjobs.scheduler.slurm.fields import read_bytes, read_clock_s, read_resource
-from hpcjobs.scheduler.slurm.table import Table
+from hpcjobs.scheduler.slurm.parse import Table, read_bytes, read_clock_s, read_resource
 from hpcjobs.site.models import Site
 from hpcjobs.slurm_commands import cluster_env, list_steps
 

@@ -14,9 +14,8 @@ from typing import Protocol
 from hpcjobs import slurm_commands
 from hpcjobs.errors import CommandMissingError
 from hpcjobs.processes import start as starting
-from hpcjobs.processes.modules import own_module_words
 from hpcjobs.processes.start import Result as Result
-from hpcjobs.processes.start import Stream
+from hpcjobs.processes.start import Stream, own_module_words
 
 LEAKING = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "PMI", "PMIX_", "OMPI_", "TORCHELASTIC_", "GROUP_")
 LEAKING_NAMES = frozenset(

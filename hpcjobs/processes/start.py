@@ -1,15 +1,20 @@
 """Starts programs. No other module of hpcjobs does it: they call this one, or `fork` for a child that is prepared.
 
 ``argv`` is a list and never a shell string. Standard input is empty unless it is given.
+
+Modules that are programs: with ``-m`` and ``-c`` Python searches the current folder first, and that folder may be
+anybody's: a ``torch.py`` in it would run under the user's name.
 """
 
 import os
 import signal
+import sys
 from subprocess import DEVNULL, PIPE, Popen
-from typing import IO, TYPE_CHECKING, Callable, Mapping, NamedTuple, NoReturn, Optional, Sequence, Union
+from typing import IO, TYPE_CHECKING, Callable, Mapping, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
 
 if TYPE_CHECKING:
     import asyncio
+
 
 Stream = Union[int, IO[bytes], None]
 """None: inherited from this process."""
@@ -130,3 +135,18 @@ def _encode(text: str) -> bytes:
 
 def _decode(data: Optional[bytes], errors: str) -> str:
     return (data or b"").decode("utf-8", errors).replace("\r\n", "\n").replace("\r", "\n")
+
+
+LEAVE_FOLDER = "import sys; sys.path = [*filter(None, sys.path)]"
+"""First line of code for ``-c``: imports after it take no file of the current folder."""
+_RUN = LEAVE_FOLDER + '; import runpy; runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)'
+
+
+def module_words(name: str) -> Tuple[str, ...]:
+    """Arguments with which a Python of any version runs module ``name`` as ``-m`` does."""
+    return ("-c", _RUN, name)
+
+
+def own_module_words(name: str) -> Tuple[str, ...]:
+    """Arguments for the Python that runs this: ``-P`` from 3.11 on, which also holds for processes that it spawns."""
+    return ("-P", "-m", name) if sys.version_info >= (3, 11) else module_words(name)

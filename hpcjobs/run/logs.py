@@ -18,9 +18,8 @@ from hpcjobs.files import file_name
 from hpcjobs.job.array import array_text
 from hpcjobs.record import manifest
 from hpcjobs.run.folder import log_path
-from hpcjobs.run.growing_files import Tail, find_start
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import own_ids, read_state
+from hpcjobs.run.job_files import Tail, find_start, own_ids, read_state
 from hpcjobs.run.listing import log_files
 from hpcjobs.run.progress import job_staging
 from hpcjobs.run.status import Connect

@@ -1,24 +1,65 @@
-"""Submits a plan as a job."""
+"""Submits a plan as a job; a submitted job in Python."""
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import current_thread, main_thread
+from typing import Any
 
 from hpcjobs.errors import HpcJobsError, HpcJobsWarning, RequestError, SchedulerDownError
 from hpcjobs.job.models import Job, Plan
-from hpcjobs.processes.deferred import defer_signals
+from hpcjobs.record.attempts import Attempt
+from hpcjobs.record.metrics import read_lines
+from hpcjobs.record.names import METRICS, SUMMARY
+from hpcjobs.record.numbers import decode_object
+from hpcjobs.record.summary import read_summary
 from hpcjobs.run import folder, submission
 from hpcjobs.run.budget import count_against_budget
 from hpcjobs.run.folder import code_state
-from hpcjobs.run.handle import JobHandle
-from hpcjobs.scheduler.base import JobQueue
+from hpcjobs.run.index import Entry
+from hpcjobs.run.job_files import read_attempts, read_usable
+from hpcjobs.scheduler.base import JobQueue, JobRecord, State
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.site.resources import option_of
 from hpcjobs.site.trust import refusal_of_plan
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_NOTE = b"hpcjobs: interrupted: this ends when the scheduler has answered, so that no job is lost\n"
+
+
+@contextmanager
+def defer_signals() -> Iterator[list[int]]:
+    """Within the block, signals of `ENDING` are noted in the list given; the first is raised again after it.
+
+    Only the main thread defers signals, because Python runs handlers in the main thread alone.
+    """
+    received: list[int] = []
+    if current_thread() is not main_thread():
+        yield received
+        return
+
+    def note(number: int, _: object) -> None:
+        if not received:
+            os.write(2, _NOTE)  # not by print: it may have been interrupted in the middle of printing
+        received.append(number)
+
+    handlers = {number: signal.getsignal(number) for number in ENDING}
+    handled = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
+    for number in handled:
+        signal.signal(number, note)
+    try:
+        yield received
+    finally:
+        for number, handler in handled.items():
+            signal.signal(number, handler)
+        if received:
+            signal.raise_signal(received[0])
 
 
 def submit(
@@ -114,3 +155,87 @@ def hand_over(plan: Plan, scheduler: JobQueue, *, refused: Callable[[Plan], None
             text = f"interrupted, and job {handle.id} was submitted before: hpcjobs cancel {handle.id} ends it"
             warnings.warn(text, HpcJobsWarning, stacklevel=2)
     return handle
+
+
+class JobHandle:
+    """One job, or one array: ``hpcjobs.submit`` returns it, ``hpcjobs.find(id)`` finds it again.
+
+    Every submission makes one: its methods import modules that a submission does without.
+    """
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+
+    def __repr__(self) -> str:
+        return f"JobHandle({self.id!r}, site={self.entry.site!r}, run_dir={self.entry.run_dir!r})"
+
+    @property
+    def id(self) -> str:
+        """The scheduler's id."""
+        return self.entry.job_id
+
+    @property
+    def run_dir(self) -> Path:
+        """The run folder."""
+        return Path(self.entry.run_dir)
+
+    @property
+    def records(self) -> list[JobRecord]:
+        """The current state: one record, or one per array task."""
+        from hpcjobs.run.status import statuses
+
+        return statuses([self.entry])[0].records
+
+    @property
+    def state(self) -> State:
+        """The state now; of an array, the first state that is not COMPLETED."""
+        states = [record.state for record in self.records]
+        return next((state for state in states if state is not State.COMPLETED), states[0])
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Block until the job has ended; its exit code.
+
+        Raises:
+            TimeoutError: ``timeout_s`` seconds have passed.
+        """
+        from hpcjobs.run import wait
+
+        return wait.exit_code(wait.wait([self.entry], timeout_s=timeout_s))
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """Each start of a job with ``retries``: its end, cause and decision; oldest first."""
+        return read_attempts(self.run_dir)
+
+    def cancel(self) -> None:
+        """End the job; no error if it has ended."""
+        from hpcjobs.run.control import cancel
+
+        cancel([self.entry])
+
+    def logs(self, *, rank: int | None = None) -> str:
+        """The output of the job until now, or the output of one rank."""
+        from hpcjobs.run import logs
+
+        return "".join(logs.lines(self.entry, rank=rank))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl; empty when the program writes none."""
+        path = self.run_dir / METRICS
+        return list(filter(None, map(decode_object, read_lines(path)))) if path.exists() else []
+
+    def summary(self) -> dict[str, Any] | None:
+        """summary.json; None when the program has not written one, or, with a warning, none that can be used."""
+        path = self.run_dir / SUMMARY
+        return read_usable(path, lambda: read_summary(path))
+
+
+def find(name: str | int | Path, *, site: str | None = None) -> JobHandle:
+    """The job that ``name`` stands for: an id, an array task, a run folder, or a name (the newest of that name).
+
+    Raises:
+        UnknownJobError: no job has this name. RequestError: two sites have given out this id.
+    """
+    from hpcjobs.run.select import select
+
+    return JobHandle(select([str(name)], site=site)[0])

@@ -42,7 +42,7 @@ from hpcjobs.scaling.size_choice import (
 from hpcjobs.scaling.study_sweep import current_code
 from hpcjobs.scheduler.base import JobRecord, Report
 from hpcjobs.scheduler.connect import connect
-from hpcjobs.scheduler.local.request import machine_cpus
+from hpcjobs.scheduler.local.client import machine_cpus
 from hpcjobs.scheduler.slurm.start_estimate import estimate_start
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.units import format_count, human_duration, slurm_time, walltime_s

@@ -19,9 +19,8 @@ from hpcjobs.record.metrics import decode_step
 from hpcjobs.record.names import METRICS
 from hpcjobs.run.figures import Rate, counts_as_measurement, read_rate, requested_figure
 from hpcjobs.run.folder import output_dir
-from hpcjobs.run.growing_files import last_lines
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import own_ids, own_record, read_accounting
+from hpcjobs.run.job_files import last_lines, own_ids, own_record, read_accounting
 from hpcjobs.run.progress import read_progress
 from hpcjobs.run.rerun import read_manifest
 from hpcjobs.run.select import entries_of

@@ -16,8 +16,7 @@ from hpcjobs.record.figures import LINE_CHARACTERS, find_rate
 from hpcjobs.record.names import SUMMARY
 from hpcjobs.record.summary import Quantiles
 from hpcjobs.run.figures import counts_as_measurement, explain_missing_rate, has_reader, read_rate
-from hpcjobs.run.growing_files import last_lines
-from hpcjobs.run.job_files import read_json
+from hpcjobs.run.job_files import last_lines, read_json
 from hpcjobs.scaling.study import Mode, Study, StudyRun
 from hpcjobs.scaling.study_sweep import list_runs, read_code, read_image
 from hpcjobs.site.figures import parse_metric

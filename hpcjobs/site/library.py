@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -12,13 +13,166 @@ import msgspec
 from hpcjobs.errors import ConfigError, HpcJobsWarning
 from hpcjobs.files import config_dir
 from hpcjobs.site import rehearsal
-from hpcjobs.site.centre import find_policies
-from hpcjobs.site.machine import cluster_name, slurm_is_here
-from hpcjobs.site.models import OF_THE_LOADER, Frozen, Site
-from hpcjobs.site.project_file import find_project, read_site_name
-from hpcjobs.site.search import SHIPPED, Layer, SiteEntry, find_file, layer_of, list_sites
-from hpcjobs.site.trust import list_untrusted, refusal
-from hpcjobs.site.yaml_file import YamlFile, convert_tree, merge_trees, read_chain, read_yaml, words_of_switches
+from hpcjobs.site.checks import Frozen
+from hpcjobs.site.machine import EVERY_CLUSTER, cluster_name, named_clusters, slurm_is_here
+from hpcjobs.site.models import OF_THE_LOADER, AppliedPolicy, Policy, Site
+from hpcjobs.site.resources import option_of
+from hpcjobs.site.search import SHIPPED, Layer, SiteEntry, find_file, layer_of, list_centre_files, list_sites
+from hpcjobs.site.trust import is_trusted, list_untrusted, refusal
+from hpcjobs.site.yaml_file import (
+    YamlFile,
+    convert_tree,
+    merge_trees,
+    read_chain,
+    read_file,
+    read_yaml,
+    where_of,
+    words_of_switches,
+)
+
+PROJECT_FILE = "hpcjobs.yaml"
+
+
+def find_project(folder: Path | None = None) -> Path | None:
+    """The project file of ``folder`` [here]: in it, or in a parent up to the root of its repository; None: none."""
+    here = (folder or Path.cwd()).absolute()
+    parents = [here, *here.parents]
+    root = next((number for number, parent in enumerate(parents) if os.path.exists(parent / ".git")), 0)
+    for parent in parents[: root + 1]:
+        if os.path.isfile(path := parent / PROJECT_FILE):
+            return path
+        if os.path.isfile(other := parent / "hpcjobs.yml"):
+            warnings.warn(f"{other} is not read: a project file is named {PROJECT_FILE}", HpcJobsWarning, stacklevel=2)
+    return None
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a project file belongs to the user or the system, or is trusted."""
+    if path.stat().st_uid in (0, os.getuid()):
+        return True
+    with suppress(ConfigError):  # another user's invalid file stops no command
+        return is_trusted(path, read_file(path).text)
+    return False
+
+
+def read_site_name(path: Path) -> str | None:
+    """The site that a project file names; None where it names none, or where it is another user's and not trusted.
+
+    Raises:
+        ConfigError: the file is no YAML, or ``site`` is not a name.
+    """
+    tree = read_file(path).tree if is_ours(path) else {}
+    name = tree.get("site") if isinstance(tree, dict) else None
+    if name is None:
+        return None
+    try:
+        return check_site_name(name)
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def project_jobs(folder: Path) -> list[str]:
+    """Names of the jobs of the folder's project file; none where it has none, or cannot be used."""
+    try:
+        path = find_project(folder)
+        tree = read_file(path).tree if path is not None and is_ours(path) else {}
+    except (ConfigError, OSError):
+        return []
+    jobs = tree.get("jobs") if isinstance(tree, dict) else None
+    return [name for name in jobs if isinstance(name, str)] if isinstance(jobs, dict) else []
+
+
+def check_site_name(name: object) -> str:
+    """``name``, if it names a site and not a file.
+
+    Raises:
+        ValueError: it is a path, or no text.
+    """
+    if not isinstance(name, str):
+        raise ValueError(f"site {name!r} is no text")
+    if "/" in name or name.endswith((".yaml", ".yml")):
+        raise ValueError(f"site {name!r} is a path; a project file names a site")
+    return name
+
+
+class _Section(Frozen, frozen=True):
+    """The section of a centre's file with its policy."""
+
+    policy: Policy
+    cluster: str | None = None
+
+
+def find_policies(site: Site, files: Sequence[YamlFile]) -> tuple[AppliedPolicy, ...]:
+    """Return the policies for ``site``, read from ``files``: of the centre's files among them, and of its name.
+
+    Also policies of the `cluster` that the site states or Slurm's commands reach. So a user's file without any relation
+    to the centre's comes under its policy too, and one that extends a file of another cluster escapes no policy.
+
+    Raises:
+        ConfigError: a policy is wrong, or in a file that is not the centre's.
+    """
+    for file in files:
+        if isinstance(file.tree, dict) and "policy" in file.tree and layer_of(file.path) != "centre":
+            raise ConfigError(
+                f"{where_of(file, ('policy',))}: policy: only a file of the centre has one",
+                hint="the centre's folders are those of HPCJOBS_SITE_PATH and XDG_CONFIG_DIRS (/etc/xdg)",
+            )
+    if not (centre := list_centre_files()):
+        return ()
+    chain = {file.path.resolve() for file in files}
+    clusters: list[str] = []
+    if site.scheduler == "slurm":
+        reached = find_clusters(site.sbatch, None if site.untrusted else site.slurm_conf)
+        clusters = [*reached, *([site.cluster] if site.cluster else ())]
+    return policies_of_job(site.name, clusters, paths={str(path) for path in centre if path.resolve() in chain})
+
+
+def find_clusters(sbatch: Iterable[str], slurm_conf: str | None) -> frozenset[str]:
+    """The clusters, in small letters, that may get a job with the options ``sbatch``: it runs on one of them.
+
+    Clusters of the options, or SLURM_CLUSTERS, or the cluster of ``slurm_conf`` or of Slurm's own configuration.
+    """
+    values = [value for name, value in map(option_of, sbatch) if name == "clusters" and value]
+    named = {cluster.strip() for value in values for cluster in value.split(",")} or named_clusters()
+    reached = named or {cluster_name(slurm_conf or os.environ.get("SLURM_CONF")) or ""}
+    return frozenset(cluster.lower() for cluster in reached if cluster)
+
+
+def _is_named(cluster: str, names: Collection[str]) -> bool:
+    return cluster.lower() in names or (EVERY_CLUSTER in names and cluster != "")
+
+
+def policies_of_job(site: str, clusters: Iterable[str], *, paths: Collection[str] = ()) -> tuple[AppliedPolicy, ...]:
+    """The policies for a job that ``site`` was submitted by, to the cluster that has one of these names.
+
+    Also policies of the files ``paths``, which applied before.
+
+    Raises:
+        ConfigError: a policy is wrong.
+    """
+    names = {cluster.lower() for cluster in clusters}
+    return tuple(
+        policy
+        for path in list_centre_files()
+        for cluster, policy in _policies(path)
+        if path.stem == site or str(path) in paths or _is_named(cluster, names)
+    )
+
+
+def _policies(path: Path) -> Iterator[tuple[str, AppliedPolicy]]:
+    """The policy of the centre's file ``path``, if it has one, with the cluster that it holds for."""
+    files = read_chain(path)
+    tree = merge_trees(files)
+    if not isinstance(files[0].tree, dict) or "policy" not in files[0].tree:
+        return
+    stated = {key: tree[key] for key in _Section.__struct_fields__ if key in tree}
+    section = convert_tree(stated | {"policy": files[0].tree["policy"]}, _Section, files)
+    if section.cluster is None and tree.get("scheduler") != "local":
+        raise ConfigError(
+            f"{where_of(files[0], ('policy',))}: policy: the file names no cluster (Slurm's ClusterName), by which "
+            "jobs of other site files come under the policy",
+        )
+    yield section.cluster or "", AppliedPolicy(path=str(path), policy=section.policy)
 
 
 class UserConfig(Frozen, frozen=True):

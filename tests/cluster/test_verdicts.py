@@ -15,7 +15,7 @@ from hpcjobs.errors import RequestError
 from hpcjobs.job.directives import sbatch_options
 from hpcjobs.job.models import Job
 from hpcjobs.sandbox import Sandbox
-from hpcjobs.scheduler.slurm.refusals import hint_for
+from hpcjobs.scheduler.slurm.client import hint_for
 from hpcjobs.site.models import Partition, Site
 from hpcjobs.units import memory_bytes, slurm_time, time_limit_s
 

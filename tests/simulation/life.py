@@ -26,9 +26,8 @@ from hpcjobs.errors import HpcJobsError, SchedulerDownError
 from hpcjobs.job.models import JobSpec, Plan
 from hpcjobs.job.plan import plan
 from hpcjobs.run import archive, control, listing, rerun, select, status, wait
-from hpcjobs.run.handle import JobHandle
 from hpcjobs.run.index import Entry
-from hpcjobs.run.submit import submit
+from hpcjobs.run.submit import JobHandle, submit
 from hpcjobs.scheduler.base import JobRecord
 from hpcjobs.site.models import Site
 from hpcjobs.user import user_name

@@ -26,7 +26,7 @@ from slurm import Slurm
 from world import Killed, Process, World, file_error
 
 from hpcjobs.node import step, supervisor
-from hpcjobs.processes import deferred, programs, start
+from hpcjobs.processes import programs, start
 from hpcjobs.processes.start import Result
 from hpcjobs.run import folder, rerun, submission, submit
 from hpcjobs.scheduler.slurm.client import SlurmScheduler
@@ -362,7 +362,7 @@ def inside(
         patch.object(chunk_plans, "code_state", lambda path: None),
         patch.object(socket, "gethostname", host),
         patch.object(start, "run", run), patch.object(programs, "Timer", _NoTimer),
-        patch.object(deferred, "signal", _SignalModule(world)),
+        patch.object(submit, "signal", _SignalModule(world)),
         patch.object(submission, "start_ticks", ticks), patch.object(folder, "pack", _pack),
         patch.object(folder, "shell_files", lambda script: {"job.bash": "# as shipped\n"}),
         patch.object(submission, "_numbers", _Numbers(world)),

@@ -27,8 +27,7 @@ from typing import NamedTuple
 from hpcjobs.files import write_beside
 from hpcjobs.node.session import files
 from hpcjobs.node.session.files import FOLDER, PRIVATE, Connection, Kernel, Settings
-from hpcjobs.processes.modules import LEAVE_FOLDER, own_module_words
-from hpcjobs.processes.start import run, start
+from hpcjobs.processes.start import LEAVE_FOLDER, own_module_words, run, start
 
 _CHUNK = 1 << 16
 

@@ -1,23 +1,224 @@
 """The queue of this machine: every decision about which job runs, made under one lock by whichever process needs it.
 
 The queue needs no daemon. Supervisors, and commands that list or cancel jobs, each read the folders, mark jobs of
-killed supervisors as failed, and wake jobs that can start.
+killed supervisors as failed, and wake jobs that can start. Jobs start in the order of submission, as CPUs and GPUs
+allow; NVIDIA's GPUs are counted by device files, AMD's by the topology of their driver.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import takewhile
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 from hpcjobs.files import FULL
 from hpcjobs.processes import tree
-from hpcjobs.scheduler.local.job_folder import LocalJob, Lock, activate, is_alive, make, wake
-from hpcjobs.scheduler.local.policy import Never, QueuedJob, Start, StartDecision, Wait, decide
-from hpcjobs.scheduler.local.records import Ended, Started
+from hpcjobs.processes.tree import MARK
+from hpcjobs.scheduler.local.job_folder import Ended, LocalJob, Lock, Request, Started, activate, is_alive, make, wake
+
+CHOICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+"""Variables with which a user or an enclosing job selects devices; HIP reads both as the same list."""
+_ROCR = "ROCR_VISIBLE_DEVICES"
+_SIMD_COUNT = re.compile(r"^simd_count ([1-9]\d*)$", re.MULTILINE | re.ASCII)
+
+
+def visible_gpus(environ: Mapping[str, str], *, count: int | None, root: Path = Path("/")) -> tuple[str, ...]:
+    """The names of the GPUs to share out, in the form of CUDA_VISIBLE_DEVICES.
+
+    A user's selection (`CHOICES`) limits and orders them; an enclosing local job's selection is ignored.
+
+    Args:
+        count: number of GPUs, numbered from 0, without a look at the machine; None: the machine's GPUs.
+    """
+    names = list_gpus(environ, root) if count is None else tuple(map(str, range(count)))
+    choice = user_choice(environ)
+    if choice is None or environ.get(MARK):
+        return names
+    listed = map(str.strip, choice.partition("=")[2].split(","))
+    return tuple(dict.fromkeys(takewhile(lambda name: _names_gpu(name, names), listed)))
+
+
+def user_choice(environ: Mapping[str, str]) -> str | None:
+    """The first variable of `CHOICES` that is set, as `NAME=VALUE`."""
+    return next((f"{name}={environ[name]}" for name in CHOICES if name in environ), None)
+
+
+def list_gpus(environ: Mapping[str, str], root: Path) -> tuple[str, ...]:
+    """Numbers of NVIDIA devices, or of AMD devices, which ROCR_VISIBLE_DEVICES renumbers.
+
+    CUDA numbers the devices that are there from 0: the number in a device file's name is another one.
+    """
+    nvidia = sum(1 for path in root.glob("dev/nvidia[0-9]*") if path.name[6:].isdigit())
+    if nvidia:
+        return tuple(map(str, range(nvidia)))
+    amd = count_amd_gpus(root)
+    if environ.get(_ROCR):
+        amd = min(amd, len(environ[_ROCR].split(",")))
+    return tuple(map(str, range(amd)))
+
+
+def count_amd_gpus(root: Path) -> int:
+    """Nodes of the driver's topology with SIMD units: those without are CPUs. Both dies of an MI250X count."""
+    if not (root / "dev/kfd").exists():
+        return 0
+    nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")
+    return sum(1 for path in nodes if _SIMD_COUNT.search(path.read_text(encoding="ascii")))
+
+
+def _names_gpu(name: str, names: tuple[str, ...]) -> bool:
+    """As CUDA reads the list: by index or UUID, and the first name that is neither ends it."""
+    return name in names or (bool(names) and name.startswith(("GPU-", "MIG-")))
+
+
+def assign_gpus(gpus: tuple[str, ...]) -> dict[str, str]:
+    """The variables that show a job these GPUs alone; AMD's HIP refuses the two to differ."""
+    value = ",".join(gpus)
+    return dict.fromkeys(CHOICES if "HIP_VISIBLE_DEVICES" in os.environ else CHOICES[:1], value)
+
+
+class QueuedJob(NamedTuple):
+    """A job that has not ended: waiting, running, or an array with tasks still to start."""
+
+    job: LocalJob
+    request: Request
+    started: Started | None = None
+    waiting: tuple[int, ...] | None = None
+    """Indices of an array that have not started. None: no array."""
+
+    @property
+    def done_starting(self) -> bool:
+        return self.started is not None or self.waiting == ()
+
+
+class Start(NamedTuple):
+    """It may start, with these GPUs; of an array: its first waiting task."""
+
+    gpus: tuple[str, ...]
+
+
+class Wait(NamedTuple):
+    """It must wait, for this reason (in Slurm's words), until one of ``watch`` changes."""
+
+    reason: str
+    watch: tuple[LocalJob, ...]
+
+
+class Never(NamedTuple):
+    """It never will."""
+
+    reason: str
+
+
+StartDecision = Start | Wait | Never
+Outcome = Callable[[str], str | None]
+"""Final state of a job by its id; None: it has not ended."""
+
+
+class _Machine:
+    """CPUs and GPUs in use, while the jobs of the queue are considered one after the other."""
+
+    def __init__(self, running: Iterable[QueuedJob]) -> None:
+        self.cpus = 0
+        self.gpus: set[str] = set()
+        for entry in running:
+            if entry.started is not None:
+                self.take(entry.request, entry.started.gpus)
+
+    def take(self, request: Request, gpus: Iterable[str]) -> None:
+        self.cpus += _slots(request)
+        self.gpus.update(gpus)
+
+    def fit(self, request: Request) -> tuple[str, ...] | None:
+        """The GPUs it would get; None: it does not fit."""
+        names = request.gpu_names if request.gpu_names is not None else map(str, range(request.machine_gpus))
+        free = [name for name in names if name not in self.gpus]
+        if self.cpus + _slots(request) > request.machine_cpus or len(free) < request.gpus:
+            return None
+        return tuple(free[: request.gpus])
+
+
+def _slots(request: Request) -> int:
+    """CPUs accounted for: one that asks for more than there are has the machine to itself."""
+    return min(request.cpus, request.machine_cpus)
+
+
+def decide(entries: Iterable[QueuedJob], outcome: Outcome) -> dict[str, StartDecision]:
+    """A verdict for every waiting entry, by job id; ``entries`` are in the order of submission.
+
+    Strictly in order: a job that does not fit holds back all behind it, so that a large one is not
+    starved by small ones. Jobs that wait for other jobs, or for their own array's limit, hold back no other job.
+    """
+    entries = list(entries)
+    machine = _Machine(entries)
+    verdicts: dict[str, StartDecision] = {}
+    first: LocalJob | None = None  # the job nearest before that is held back by resources or order
+    for entry in entries:
+        if entry.done_starting:
+            continue
+        verdict = _own_verdict(entry, entries, outcome)
+        if verdict is None and first is not None:
+            verdict = Wait("Priority", (first,))
+        elif verdict is None:
+            gpus = machine.fit(entry.request)
+            running = tuple(e.job for e in entries if e.started is not None)
+            verdict = Wait("Resources", running) if gpus is None else Start(gpus)
+        if isinstance(verdict, Start):
+            held_back = not _take_turn(entry, verdict.gpus, machine, entries)
+        else:
+            held_back = isinstance(verdict, Wait) and verdict.reason in ("Resources", "Priority")
+        first = entry.job if held_back else first
+        verdicts[entry.job.job_id] = verdict
+    return verdicts
+
+
+def _take_turn(entry: QueuedJob, gpus: tuple[str, ...], machine: _Machine, entries: Iterable[QueuedJob]) -> bool:
+    """Give an entry its slots, an array one for each task it may run; False: a task finds none left."""
+    machine.take(entry.request, gpus)
+    tasks = len(entry.waiting or (0,))
+    if entry.request.throttle is not None:
+        tasks = min(tasks, entry.request.throttle - len(_running_tasks(entry, entries)))
+    for _ in range(tasks - 1):
+        more = machine.fit(entry.request)
+        if more is None:
+            return False
+        machine.take(entry.request, more)
+    return True
+
+
+def _running_tasks(entry: QueuedJob, entries: Iterable[QueuedJob]) -> tuple[LocalJob, ...]:
+    return tuple(e.job for e in entries if e.started is not None and e.job.submitted_job == entry.job)
+
+
+def _own_verdict(entry: QueuedJob, entries: Iterable[QueuedJob], outcome: Outcome) -> StartDecision | None:
+    """The verdict of the job's own conditions; None: only slots and order matter."""
+    pending = []
+    for kind, job_id in entry.request.dependency:
+        state = outcome(job_id)
+        if state is None:
+            pending.append(entry.job._replace(job_id=job_id).submitted_job)
+        elif not _MET[kind](state):
+            return Never("DependencyNeverSatisfied")
+    if pending:
+        return Wait("Dependency", tuple(pending))
+    own = _running_tasks(entry, entries)
+    if entry.request.throttle is not None and len(own) >= entry.request.throttle:
+        return Wait("JobArrayTaskLimit", own)
+    return None
+
+
+_MET: Mapping[str, Callable[[str], bool]] = {
+    "afterok": lambda state: state == "COMPLETED",
+    "afterany": lambda state: True,
+    "afternotok": lambda state: state != "COMPLETED",
+}
+DEPENDENCY_KINDS = tuple(_MET)
+
 
 KILLED = "supervisor was killed"
 CANCELLED = "cancelled"

@@ -18,10 +18,8 @@ from hpcjobs.processes import tree
 from hpcjobs.processes.events import SupervisorEvents
 from hpcjobs.processes.fork import Guard, adopt_orphans, continue_in_background, die_with_parent, fork_call, start_child
 from hpcjobs.scheduler.local import queue
-from hpcjobs.scheduler.local.gpus import assign_gpus, user_choice
-from hpcjobs.scheduler.local.job_folder import LocalJob, is_alive
-from hpcjobs.scheduler.local.policy import Never, Wait
-from hpcjobs.scheduler.local.records import Ended, Request, Started
+from hpcjobs.scheduler.local.job_folder import Ended, LocalJob, Request, Started, is_alive
+from hpcjobs.scheduler.local.queue import Never, Wait, assign_gpus, user_choice
 
 CHECK_S = 1.0
 """Interval at which a waiting supervisor checks that the jobs it waits for were not killed."""

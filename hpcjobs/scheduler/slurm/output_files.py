@@ -11,8 +11,7 @@ from typing import Final
 from hpcjobs.errors import RequestError, SchedulerError
 from hpcjobs.job.batch import is_batch_script, read_batch_script
 from hpcjobs.scheduler.base import Scheduler
-from hpcjobs.scheduler.slurm.fields import read_shown
-from hpcjobs.scheduler.slurm.table import Table, TableRow
+from hpcjobs.scheduler.slurm.parse import Table, TableRow, read_shown
 from hpcjobs.slurm_commands import list_accounted, show_job
 
 _SUBMISSION: Final = Table(("JobID", "JobIDRaw", "JobName", "User", "WorkDir", "SubmitLine"))

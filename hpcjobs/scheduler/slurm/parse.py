@@ -1,14 +1,221 @@
-"""Parses job records from sbatch, squeue, sacct and scontrol. Values are read by the name of their column."""
+"""Parses job records from sbatch, squeue, sacct and scontrol. Values are read by the name of their column.
+
+``slurm_commands.list_queue(*table)`` and ``list_accounted(*table)`` request a table. ``table.rows(out)`` gives a
+`TableRow` per job: ``row.count("NNodes")``, ``row.time("Submit")``. ``table.split(rest + block)`` gives the records of
+an answer that is too large to hold, block by block.
+"""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
 
 from hpcjobs.scheduler.base import JobRecord, State
-from hpcjobs.scheduler.slurm.fields import read_job_name, read_shown
-from hpcjobs.scheduler.slurm.table import Table, TableRow
+
+NOTHING: Final = frozenset(("", "Unknown", "None", "NONE", "N/A", "None assigned", "(null)"))
+"""Slurm's texts for a missing value."""
+NO_NUMBER: Final = frozenset(("UNLIMITED", "Partition_Limit", "INVALID"))
+"""Slurm's texts for a missing number."""
+NO_VALUE: Final = frozenset((4294967294, 4294967295, 18446744073709551614, 18446744073709551615))
+"""Its NO_VAL, INFINITE, NO_VAL64 and INFINITE64, which some versions print as a number."""
+UNIT_BYTES: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
+_CLOCK = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d*)?)", re.ASCII)
+_SHOWN_FIELD = re.compile(r"(?:^| )([A-Z][A-Za-z_:/]*)=(.*?)(?= [A-Z][A-Za-z_:/]*=|\s*$)")
+_SIZE = re.compile(r"(\d+(?:\.\d*)?)([KMGTP]?)[BN]?", re.ASCII)
+
+
+def read_shown(record: str) -> dict[str, str]:
+    """The fields of one record of ``scontrol --oneliner show``; a value, such as a path, may hold blanks.
+
+    The first field of a name counts: the comments of users and sites, at the end, may hold NAME=VALUE too. A job's name
+    may as well, and goes up to UserId. A job with two of these has no fields: its user may have invented either.
+    """
+    if record.startswith("JobId=") and record.count(" UserId=") > 1:
+        return {}
+    before, _, behind = record.partition(" JobName=")
+    name, *rest = behind.split(" UserId=")
+    if not before.startswith("JobId=") or not rest:
+        return dict(reversed(_SHOWN_FIELD.findall(record)))
+    if " HetJobId=" in before:  # then the name is followed by the set of the job's components
+        name = name.rpartition(" HetJobIdSet=")[0] or name
+    behind_name = _SHOWN_FIELD.findall(f"UserId={rest[0]}")
+    return dict(reversed([*_SHOWN_FIELD.findall(before), ("JobName", name), *behind_name]))
+
+
+def read_text(value: str) -> str | None:
+    """The text itself."""
+    return None if value in NOTHING else value
+
+
+def read_name(value: str) -> str | None:
+    """A name that a user chose, which may be any word: ``None`` too.
+
+    slurmdbd calls a job "allocation" that ended before slurmctld sent its name, for some seconds.
+    """
+    return None if value in ("", "(null)", "allocation") else value
+
+
+def read_job_name(value: str) -> str | None:
+    """A job's name, with ``?`` for each byte that is not UTF-8: so slurmdbd keeps it, and records can be compared."""
+    name = read_name(value)
+    return None if name is None else name.encode("utf-8", "replace").decode()
+
+
+def read_count(value: str) -> int | None:
+    """A whole number that is not negative."""
+    number = int(value) if value.isascii() and value.isdecimal() else None
+    return None if number in NO_VALUE else number
+
+
+def read_time(value: str) -> float | None:
+    """Seconds since 1970, as SLURM_TIME_FORMAT=%s prints them; 0 is Slurm's "not yet"."""
+    return float(value) if value.isascii() and value.isdecimal() and int(value) > 0 else None
+
+
+def read_clock_s(value: str | None) -> float | None:
+    """Seconds of ``1-02:03:04``, ``02:03:04``, ``03:04`` or ``03:04.567``."""
+    match = _CLOCK.fullmatch(value or "")
+    if match is None:
+        return None
+    days, hours, minutes = (int(part or 0) for part in match.groups()[:3])
+    return days * 86400 + hours * 3600 + minutes * 60 + float(match[4])
+
+
+def read_bytes(value: str | None) -> int | None:
+    """Bytes of ``2048M``, ``1.5G``, ``218296K`` (powers of 1024) or ``123456``."""
+    match = _SIZE.fullmatch((value or "").upper())
+    return round(float(match[1]) * UNIT_BYTES[match[2]]) if match else None
+
+
+def read_exit(value: str) -> tuple[int | None, int | None]:
+    """Exit code and signal of ``3:9``; signal 0 is read as None."""
+    code, _, signal = value.partition(":")
+    return read_count(code), read_count(signal) or None
+
+
+def read_resource(value: str, resource: str) -> str | None:
+    """The amount of ``resource`` in a list such as ``billing=4,cpu=4,mem=2048M,node=2``."""
+    amounts = (part.partition("=") for part in value.split(","))
+    return next((amount for name, _, amount in amounts if name == resource), None)
+
+
+def count_gpus(value: str) -> int | None:
+    """GPUs of ``gres/gpu=2,gres/gpu:a100=2``: the count without a type, or the sum over all types."""
+    if (total := read_resource(value, "gres/gpu")) is not None:
+        return read_count(total)
+    of_types = [read_count(part.partition("=")[2]) for part in value.split(",") if part.startswith("gres/gpu:")]
+    counts = [count for count in of_types if count is not None]
+    return sum(counts) if counts and len(counts) == len(of_types) else None
+
+
+SEPARATOR: Final = "\x1f"
+CONTROL: Final = "".join(chr(code) for code in range(1, 31) if chr(code) not in "\t\n\v\f\r")
+_JOB_ID = re.compile(r"\s*\d")
+
+
+def new_separator() -> str:
+    """A random separator, which no job name can contain on purpose: for rows of other users' jobs."""
+    return SEPARATOR + "".join(CONTROL[byte % len(CONTROL)] for byte in os.urandom(3))
+
+
+class TableRow:
+    """One row of a table, or one record of scontrol: values by the name of their column. None: no such value."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self._values = values
+
+    def __contains__(self, column: str) -> bool:
+        return column in self._values
+
+    def raw(self, column: str) -> str:
+        """The value as printed; empty if missing."""
+        return self._values.get(column, "")
+
+    def text(self, column: str) -> str | None:
+        return read_text(self.raw(column))
+
+    def name(self, column: str) -> str | None:
+        """A name that a user chose."""
+        return read_name(self.raw(column))
+
+    def count(self, column: str) -> int | None:
+        return read_count(self.raw(column))
+
+    def time(self, column: str) -> float | None:
+        """Seconds since 1970."""
+        return read_time(self.raw(column))
+
+    def clock_s(self, column: str) -> float | None:
+        """Seconds of a duration such as ``1-02:03:04``."""
+        return read_clock_s(self.raw(column))
+
+    def exit(self, column: str = "ExitCode") -> tuple[int | None, int | None]:
+        """Exit code and signal."""
+        return read_exit(self.raw(column))
+
+    def state(self, column: str = "State") -> State:
+        return State.parse(self.raw(column))
+
+
+class Split(NamedTuple):
+    """An answer, or a block of one, as records of one line each."""
+
+    records: list[str]
+    merged: list[str]
+    """Those of the records that were several lines: a name holds a newline."""
+    refused: list[str]
+    """Other lines, for example banners and lines cut off."""
+    rest: str
+    """The incomplete record at the end of the block; the next block continues it."""
+
+
+class Table(NamedTuple):
+    """Columns by sacct's names, JobID first, and the separator of their values."""
+
+    columns: tuple[str, ...]
+    separator: str = SEPARATOR
+
+    def rows(self, out: str) -> Iterator[TableRow]:
+        """The rows of a complete answer; other lines are left out."""
+        for record in self.split(out if out.endswith("\n") else f"{out}\n").records:
+            values = (value.strip() for value in record.split(self.separator))
+            yield TableRow(dict(zip(self.columns, values, strict=True)))
+
+    def split(self, block: str) -> Split:
+        """The records of ``block``, told apart by counting separators, since names may hold newlines.
+
+        A line that is a complete record ends an incomplete record before it, which was cut off.
+        """
+        records: list[str] = []
+        merged: list[str] = []
+        refused: list[str] = []
+        held: list[str] = []
+        separators = 0
+        *lines, rest = block.split("\n")
+        for line in lines:
+            begins, here = _JOB_ID.match(line) is not None, line.count(self.separator)
+            if held and begins and here == len(self.columns) - 1:
+                refused.append(" ".join(held))
+                held, separators = [], 0
+            if not held and not begins:
+                refused += [line] if line.strip() else []
+                continue
+            held.append(line)
+            separators += here
+            if separators < len(self.columns) - 1:
+                continue
+            if separators == len(self.columns) - 1:
+                records.append(" ".join(held))
+                merged += records[-1:] if len(held) > 1 else []
+            else:
+                refused.append(" ".join(held))
+            held, separators = [], 0
+        return Split(records, merged, refused, "".join(f"{line}\n" for line in held) + rest)
+
 
 _ACCOUNTED = (
     *("JobID", "JobName", "State", "Reason", "Partition", "NodeList", "NNodes"),

@@ -12,7 +12,7 @@ from hpcjobs.job.models import Job
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import Estimate
-from hpcjobs.scheduler.slurm.fields import read_shown
+from hpcjobs.scheduler.slurm.parse import read_shown
 from hpcjobs.site.resources import is_option_where
 from hpcjobs.slurm_commands import check_submission, cluster_env, count_nodes_by_state, question_env, show_partitions
 

@@ -17,7 +17,7 @@ from hpcjobs.jobstats.derive import derive, merge_attempts, number_uses
 from hpcjobs.jobstats.fold import fold
 from hpcjobs.jobstats.sacct import AccountingQuery, Sacct, frames
 from hpcjobs.scheduler.base import State
-from hpcjobs.scheduler.slurm.table import Table
+from hpcjobs.scheduler.slurm.parse import Table
 from hpcjobs.site.models import NodeShape, Partition, Prices, Site, Watts
 
 GIB = 1 << 30

@@ -16,7 +16,7 @@ from hpcjobs.jobstats.sacct import frames
 from hpcjobs.jobstats.totals import totals
 from hpcjobs.jobstats.usage import add_running_usage
 from hpcjobs.processes.programs import Result
-from hpcjobs.scheduler.slurm.table import Table
+from hpcjobs.scheduler.slurm.parse import Table
 from hpcjobs.site.models import NodeShape, Partition, Site
 
 SITE = Site(name="uni", partitions={"compute": Partition(node=NodeShape(cpus=8), nodes=4)})

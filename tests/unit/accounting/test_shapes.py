@@ -14,7 +14,7 @@ from hpcjobs.jobstats.derive import derive, merge_attempts, number_uses
 from hpcjobs.jobstats.fold import fold
 from hpcjobs.jobstats.sacct import frames
 from hpcjobs.record.state import State
-from hpcjobs.scheduler.slurm.table import Table
+from hpcjobs.scheduler.slurm.parse import Table
 from hpcjobs.site.models import Partition, Site
 from hpcjobs.site.partition import NodeShape
 

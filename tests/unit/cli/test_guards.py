@@ -318,8 +318,7 @@ COUNTING = ("guards.count", "count_against_budget")
 CHECKED = {
     "scheduler/slurm/client.py": {"submit", "cancel", "_control", "update", "signal"},
     "scheduler/local/client.py": {"submit", "cancel"},
-    "run/interactive.py": {"allocate", "attach"},
-    "run/monitor.py": {"start_foreign_sampler", "_start"},
+    "run/steps.py": {"allocate", "attach", "start_foreign_sampler", "_start"},
     "sweeps/executor.py": {"_internal_process_submissions"},
     "run/archive.py": {"remove"},
     "cloud/lifecycle.py": {"up", "down"},
@@ -363,7 +362,7 @@ def test_each_command_that_changes_jobs_is_built_behind_the_guards() -> None:
         callers = {f"{file}:{function}" for file, function, name in used if name == verb}
         assert {caller for caller in callers if not caller.endswith(":__init__")} == functions, verb  # views forward
     counted = {f"{file}:{function}" for file, function, name in used if name in COUNTING}
-    assert counted >= set().union(*COUNTED.values()) | {"run/interactive.py:allocate"}
+    assert counted >= set().union(*COUNTED.values()) | {"run/steps.py:allocate"}
 
 
 def test_an_executor_of_submitit_submits_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from commandline import within
 import hpcjobs
 from hpcjobs.data import data_folder
 from hpcjobs.errors import ConfigError
-from hpcjobs.processes.modules import module_words
+from hpcjobs.processes.start import module_words
 
 NODE = "{cpus: 64, gpus: 4}"
 SLURM = f"partitions: {{gpu: {{nodes: 4, node: {NODE}}}}}\n"

@@ -13,7 +13,7 @@ import hpcjobs
 from hpcjobs.errors import RequestError
 from hpcjobs.job.layers import VARIABLES
 from hpcjobs.job.models import Job, Plan
-from hpcjobs.processes.modules import module_words
+from hpcjobs.processes.start import module_words
 
 SITE = """
 partitions:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcjobs.scheduler.local.gpus import assign_gpus, user_choice, visible_gpus
+from hpcjobs.scheduler.local.queue import assign_gpus, user_choice, visible_gpus
 
 # As the driver of a node with one CPU and two MI250X writes them, of which each has two dies.
 CPU = "cpu_cores_count 64\nsimd_count 0\nmem_banks_count 1\n"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hpcjobs.record.monitor import Sample
-from hpcjobs.run.monitor import IdleLimit
 from hpcjobs.run.progress import NodeSample
+from hpcjobs.run.steps import IdleLimit
 
 BEHIND_S = -3600.0
 """The clocks of the nodes are an hour late."""

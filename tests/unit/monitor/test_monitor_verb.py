@@ -19,9 +19,9 @@ from scripted_slurm import answer
 from waiting import eventually
 
 from hpcjobs.files import write_beside
-from hpcjobs.run import index, monitor, wait
+from hpcjobs.run import index, steps, wait
 from hpcjobs.run.index import Entry
-from hpcjobs.scheduler.slurm.table import SEPARATOR
+from hpcjobs.scheduler.slurm.parse import SEPARATOR
 
 Watch = Callable[..., subprocess.Popen[str]]
 
@@ -330,7 +330,7 @@ def test_a_job_that_goes_on_with_fewer_nodes_is_cancelled_once_these_are_idle(
     here: Path, slurm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wait, "QUEUE_S", 0.5)
-    monkeypatch.setattr(monitor, "FRESH_S", 1.0)
+    monkeypatch.setattr(steps, "FRESH_S", 1.0)
     run_dir = here / "runs" / "any-7"
     run_dir.mkdir(parents=True)
     entry = Entry("7", "any", "mine", "slurm", str(run_dir), time.time() - 60, slurm_conf=str(tmp_path / "slurm.conf"))

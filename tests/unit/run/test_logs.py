@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from hpcjobs.run import logs
-from hpcjobs.run.growing_files import Tail, find_start, line_time
 from hpcjobs.run.index import Entry
+from hpcjobs.run.job_files import Tail, find_start, line_time
 from hpcjobs.run.logs import Selection, follow, lines, merge_ranks
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, Submitted
 

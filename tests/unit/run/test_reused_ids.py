@@ -14,8 +14,7 @@ from scripted_slurm import answer
 
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
-from hpcjobs.scheduler.slurm.fields import read_shown
-from hpcjobs.scheduler.slurm.parse import parse_scontrol
+from hpcjobs.scheduler.slurm.parse import parse_scontrol, read_shown
 from hpcjobs.user import user_name
 
 NOW = int(time.time())

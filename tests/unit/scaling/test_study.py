@@ -19,10 +19,9 @@ from hpcjobs.errors import ConfigError, RequestError
 from hpcjobs.job.models import Plan
 from hpcjobs.record.names import SUBMITTED
 from hpcjobs.run.folder import output_dir
-from hpcjobs.run.handle import JobHandle
 from hpcjobs.run.index import entries
 from hpcjobs.run.progress import all_monitor_files
-from hpcjobs.run.submit import hand_over
+from hpcjobs.run.submit import JobHandle, hand_over
 from hpcjobs.run.wait import wait
 from hpcjobs.scaling import study
 from hpcjobs.scaling.analysis import analyse

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcjobs.scheduler.slurm.fields import count_gpus, read_bytes, read_clock_s, read_count, read_exit, read_resource
+from hpcjobs.scheduler.slurm.parse import count_gpus, read_bytes, read_clock_s, read_count, read_exit, read_resource
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcjobs.scheduler.slurm.refusals import HINTS, hint_for
+from hpcjobs.scheduler.slurm.client import HINTS, hint_for
 
 TEXTS = [
     line

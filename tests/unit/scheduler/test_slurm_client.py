@@ -22,7 +22,7 @@ from hpcjobs.run.job_files import write_submitted
 from hpcjobs.run.submission import adopt_job, begin, read_begun
 from hpcjobs.run.submit import submit
 from hpcjobs.scheduler.slurm.client import SlurmScheduler
-from hpcjobs.scheduler.slurm.table import SEPARATOR
+from hpcjobs.scheduler.slurm.parse import SEPARATOR
 
 TIMED_OUT = Result(1, "", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n")
 REFUSED_CONNECTION = Result(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n")

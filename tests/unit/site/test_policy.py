@@ -11,7 +11,7 @@ from scripted_slurm import answer
 from site_folders import user_folder, write_site
 
 from hpcjobs.errors import ConfigError, RequestError
-from hpcjobs.scheduler.slurm.table import SEPARATOR
+from hpcjobs.scheduler.slurm.parse import SEPARATOR
 
 POLICY = """\
 cluster: big
