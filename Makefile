@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 
-.PHONY: help demo test long simulate mutants fresh lint bench gpu horovod lock lowest clean drills soak notebooks unit coverage docs pictures share recipes smoke
+.PHONY: help demo test long simulate mutants fresh lint bench gpu horovod lock lowest clean drills soak golden notebooks unit coverage docs pictures share recipes smoke
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
 
@@ -60,6 +60,10 @@ soak: ## A training run killed a hundred times (KILLS=100); about 10 minutes
 docs: ## Build the documentation site, strictly, into build/site
 	@tools/venv dev
 	DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict
+
+golden: ## Write recorded scripts, help, outputs and generated pages anew; read the difference before a commit
+	@tools/venv dev
+	GOLDEN=write $(BIN)/pytest $$(grep -rl GOLDEN tests --include='test_*.py')
 
 pictures: ## Make the pictures of docs/images anew; needs Chromium
 	@tools/venv dev

@@ -22,6 +22,8 @@ class SchedulerKind(NamedTuple):
     """Scripts and the user's environment have options of sbatch, and others submit jobs with it too."""
     may_requeue: bool
     """It puts a job back into its queue, also one that has ended."""
+    id_prefix: str
+    """Letters before the number in a job's id."""
 
 
 KINDS = {
@@ -32,6 +34,7 @@ KINDS = {
         runs_steps=True,
         takes_sbatch_options=True,
         may_requeue=True,
+        id_prefix="",
     ),
     "local": SchedulerKind(
         has_partitions=False,
@@ -40,6 +43,7 @@ KINDS = {
         runs_steps=False,
         takes_sbatch_options=False,
         may_requeue=False,
+        id_prefix="L",
     ),
 }
 

@@ -163,7 +163,7 @@ def complete_settings(incomplete: str) -> list[str]:
     """Complete the settings that ``hpcjobs update JOB NAME=VALUE`` can change."""
     from hpcjobs.site.resources import FIELDS
 
-    return _filter_by_prefix(incomplete, [f"{option.name}=" for option in FIELDS.values()])
+    return _filter_by_prefix(incomplete, [f"{option.name}=" for option in FIELDS.values() if option.update])
 
 
 def complete_sweeps(incomplete: str) -> list[str]:

@@ -106,6 +106,12 @@ class OptionalValues:
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         return super().parse_args(ctx, fill_bare_options(ctx, args))  # type: ignore[misc]
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        if len(incomplete) > 2:  # its beginning: also of an option that the help leaves out
+            for param in self.get_params(ctx):  # type: ignore[attr-defined]
+                param.hidden = False
+        return super().shell_complete(ctx, incomplete)  # type: ignore[misc]
+
 
 class SbatchCommand(OptionalValues, TyperCommand):
     """A command with sbatch's options."""

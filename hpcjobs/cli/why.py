@@ -195,7 +195,7 @@ def _print_unfinished(subject: Subject, *, as_json: bool) -> None:
     """A job that has not failed."""
     record = subject.record
     assert record is not None
-    if record.state.value == "PENDING" and not record.job_id.startswith("L"):
+    if record.state.value == "PENDING" and (subject.entry is None or subject.entry.kind.has_partitions):
         from hpcjobs.diagnosis.pending import explain_pending
 
         pending = explain_pending(record, entry=subject.entry, slurm_conf=subject.slurm_conf)

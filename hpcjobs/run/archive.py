@@ -32,7 +32,6 @@ from hpcjobs.run.select import entries_of
 from hpcjobs.run.status import Connect, statuses
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.connect import connect
-from hpcjobs.scheduler.local.client import LocalScheduler
 
 SUMS, ABOUT = "SHA256SUMS", "ARCHIVE.json"
 
@@ -237,7 +236,7 @@ def _sizes(folder: str) -> Iterator[int]:
 def remove(jobs: Iterable[Old]) -> list[Old]:
     """Remove run folders and entries; return the removed ones. Others stay listed, with a warning.
 
-    With jobs of this machine go the files of its queue.
+    The scheduler may remove its files of the jobs, too.
 
     Raises:
         RequestError: the environment is read-only.
@@ -245,8 +244,9 @@ def remove(jobs: Iterable[Old]) -> list[Old]:
     refuse_change("remove run folders")
     removed = [job for job in jobs if _remove_folder(job.entry.run_dir)]
     index.remove(job.entry for job in removed)
-    local = [job.entry for job in removed if not job.entry.kind.has_accounting and is_reachable(job.entry)]
-    LocalScheduler().forget(entry.job_id for entry in local)
+    here = [job.entry for job in removed if is_reachable(job.entry)]
+    for scheduler in sorted({entry.scheduler for entry in here}):
+        connect(scheduler).forget([entry.job_id for entry in here if entry.scheduler == scheduler])
     return removed
 
 

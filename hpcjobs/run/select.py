@@ -19,14 +19,16 @@ from hpcjobs.run.job_files import current_id, own_ids, read_submitted
 from hpcjobs.run.status import Known, statuses
 from hpcjobs.run.submission import read_index
 from hpcjobs.scheduler.base import JobRecord, State
+from hpcjobs.scheduler_kind import KINDS
 from hpcjobs.site import rehearsal
 from hpcjobs.site.library import load_site
 from hpcjobs.units import walltime_s
 from hpcjobs.user import name_of
 
-_ID = re.compile(r"(L?)(\d+)(?:_(\d+))?\Z")
+_PREFIX = "|".join(kind.id_prefix for kind in KINDS.values())
+_ID = re.compile(rf"({_PREFIX})(\d+)(?:_(\d+))?\Z")
 _MOST_OF_RANGE = 1_000_000
-_RANGE = re.compile(r"(L?)(\d+)-L?(\d+)\Z")
+_RANGE = re.compile(rf"({_PREFIX})(\d+)-(?:{_PREFIX})(\d+)\Z")
 
 
 def select(names: Sequence[str], *, site: str | None = None, foreign: bool = False) -> list[Entry]:

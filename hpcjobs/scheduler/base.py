@@ -121,6 +121,10 @@ class JobQueue(Protocol):
 class Scheduler(JobQueue, Protocol):
     """Interface of a scheduler. A verb that it lacks raises `RequestError` with the verb's name."""
 
+    def forget(self, job_ids: Iterable[str]) -> None:
+        """Remove the scheduler's own files of jobs that have ended, if they are the user's to remove."""
+        ...
+
     def history(
         self, user: str, *, job_ids: Collection[str] | None = None, since: float | None = None
     ) -> list[JobRecord]:

@@ -163,7 +163,7 @@ class Sbatch(NamedTuple):
     variable: str = ""
     """Environment variable without ``SBATCH_`` or ``SALLOC_`` that users set for all their jobs."""
     update: str = ""
-    """Name in ``scontrol update``; empty: Slurm cannot change it."""
+    """Name in ``scontrol update``, where it is another; empty: `hpcjobs update` takes scontrol's own names alone."""
     shown: str = ""
     """Name in ``scontrol show job``, if a job with the same request needs it again."""
     alternative: str = ""

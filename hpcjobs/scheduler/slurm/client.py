@@ -358,6 +358,9 @@ class SlurmScheduler:
             out = self._ask(slurm_commands.list_accounted(*table, users=users, jobs=jobs, since=since)).out
         return parse_sacct(out, table)
 
+    def forget(self, job_ids: Iterable[str]) -> None:
+        """Nothing: the records are Slurm's."""
+
     def show_jobs(self, job_ids: Collection[str]) -> list[JobRecord]:
         """The jobs as slurmctld remembers them; one that it has forgotten gives none."""
         if len(job_ids) > _SHOWN_ONE_BY_ONE:

@@ -87,7 +87,7 @@ _SACCT_COLUMNS = (
     "TimelimitRaw|NNodes|NTasks|NCPUS|ReqCPUS|ReqMem|ReqTRES|AllocTRES|NodeList|TotalCPU|MaxRSS|AveRSS|TRESUsageInTot|"
     "TRESUsageInAve|ConsumedEnergyRaw|WorkDir|MaxRSSNode|MaxRSSTask"
 )
-_SQUEUE_LETTERS = "i|j|T|r|P|N|D|V|S|M|o|u|a|q|Q|L"
+_SQUEUE_LETTERS = "i|j|T|r|P|N|D|V|S|M|l|o|u|a|q|Q|L"
 
 
 class Saved(NamedTuple):

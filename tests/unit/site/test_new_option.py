@@ -16,6 +16,7 @@ import hpcjobs
 ROW = """
     colour: Annotated[Text, _own("Colour of the nodes.", None, LocalEffect.REFUSED, section="Resources",
         update="Colour", variable="COLOUR", acts=True)] = UNSET
+    shade: Annotated[Text, _own("Shade of the colour.")] = UNSET
 """
 SITE = {"a": {"nodes": 4, "node": {"cpus": 8}}}
 PAGES = "from hpcjobs.site import schema; " + "; ".join(
@@ -89,6 +90,13 @@ def test_pages_and_schema_have_it(copy: Path) -> None:
     assert "| `--colour=VALUE` | own option | refused | Colour of the nodes. |" in text
     assert "| `colour` | `str or None` |  | Colour of the nodes. |" in text
     assert '"description": "Colour of the nodes."' in text
+
+
+def test_an_option_that_the_help_leaves_out_is_completed_from_its_beginning(copy: Path) -> None:
+    typed = {"COMP_WORDS": "hpcjobs submit --shad", "COMP_CWORD": "2", "_HPCJOBS_COMPLETE": "complete_bash"}
+    assert "--shade" in run(copy, "-m", "hpcjobs", **words)
+    assert "--shade" not in run(copy, "-m", "hpcjobs", **(typed | {"COMP_WORDS": "hpcjobs submit --"}))
+    assert run(copy, "-c", "from hpcjobs.cli.completion import complete_settings as c; print(c('sha'))").strip() == "[]"
 
 
 def test_update_and_completion_and_trust_have_it(copy: Path) -> None:
