@@ -94,7 +94,7 @@ def test_pages_and_schema_have_it(copy: Path) -> None:
 
 def test_an_option_that_the_help_leaves_out_is_completed_from_its_beginning(copy: Path) -> None:
     typed = {"COMP_WORDS": "hpcjobs submit --shad", "COMP_CWORD": "2", "_HPCJOBS_COMPLETE": "complete_bash"}
-    assert "--shade" in run(copy, "-m", "hpcjobs", **words)
+    assert "--shade" in run(copy, "-m", "hpcjobs", **typed)
     assert "--shade" not in run(copy, "-m", "hpcjobs", **(typed | {"COMP_WORDS": "hpcjobs submit --"}))
     assert run(copy, "-c", "from hpcjobs.cli.completion import complete_settings as c; print(c('sha'))").strip() == "[]"
 
