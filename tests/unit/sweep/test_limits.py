@@ -70,12 +70,12 @@ def test_a_cluster_without_job_arrays_is_an_error_that_says_so() -> None:
 @pytest.mark.parametrize("most", [0, 1, 2, 3, 5, 8, 99])
 def test_the_largest_array_that_the_queue_takes_is_found_with_few_questions(most: int) -> None:
     plan = hpcjobs.plan(["true"], site=replace(hpcjobs.load_site("sandbox"), node_local=()))
-    asked: list[int] = []
+    sizes: list[int] = []
 
     def sbatch(argv: Sequence[str], **_: object) -> Result:
-        (last,) = (int(word.removeprefix("--array=0-")) for word in argv if word.startswith("--array="))
-        asked.append(last + 1)
+        (last,) = (int(option.removeprefix("--array=0-")) for option in argv if option.startswith("--array="))
+        sizes.append(last + 1)
         return Result(0 if last < most else 1, "", "")
 
     assert largest_array(plan, 8, runner=sbatch) == min(most, 8)
-    assert len(asked) <= 4
+    assert len(sizes) <= 4
