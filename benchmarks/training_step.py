@@ -24,6 +24,7 @@ from harness import Contestant, Outcome, compete, parse_no_arguments, report
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hpcjobs.node.monitor.sampler import GpuReader, JobGroup, JobProcesses, NodeSampler
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.ddp import DdpFlags
@@ -31,7 +32,7 @@ from hpcjobs.trainers.ddp_scratch import DdpScratchFlags
 from hpcjobs.trainers.distributed.process_group import RankGroup, join_world
 from hpcjobs.trainers.fsdp import FsdpFlags
 from hpcjobs.trainers.fsdp_scratch import FsdpScratchFlags
-from hpcjobs.trainers.metrics.monitor import INTERVAL_S, Gpus, LoadSampler
+from hpcjobs.trainers.metrics.monitor import INTERVAL_S
 from hpcjobs.trainers.metrics.profiler import Probe
 from hpcjobs.trainers.metrics.recorder import Recorder
 from hpcjobs.trainers.optimization.plan import plan_training
@@ -233,7 +234,10 @@ def extras(group: RankGroup) -> str:
     workload = lm(REAL)
     batch, plan = workload.train.read_batch(range(8)), plan_training(REAL, workload, group.world_size)
     stepper = Stepper(REAL, workload, Ddp(DdpFlags()), group=group, plan=plan)
-    probe, sampler = Probe(PROBE_EVERY, stepper, group), LoadSampler([os.getpid()], Gpus([]))
+    probe = Probe(PROBE_EVERY, stepper, group)
+    sampler = NodeSampler(
+        JobProcesses(ranks={os.getpid(): 0}), JobGroup(), GpuReader({"CUDA_VISIBLE_DEVICES": ""}, None)
+    )
     step_ms = statistics.median(
         time_steps(group, 5, lambda number: void(stepper.step(batch, number))) for _ in range(11)
     )

@@ -1,7 +1,7 @@
 """``monitor.jsonl``, ``monitor-N.jsonl``: the load of a node, a sample per line.
 
-Written by a trainer's ``--monitor``, or by the sampler of ``hpcjobs monitor`` and ``submit --monitor``. The samples of
-the latter have more keys, and its last line is ``{"kind": "end"}``.
+Written by a trainer's ``--monitor``, by ``hpcjobs monitor`` or by ``submit --monitor``, with the same sampler. The last
+line is ``{"kind": "end"}``.
 """
 
 import json
@@ -26,12 +26,12 @@ class Head(NamedTuple):
     interval_s: float = 0.0
     """Between two samples."""
     job_id: Optional[str] = None
-    """The scheduler's id; not written by trainers."""
+    """The scheduler's id; null for a trainer outside a job."""
     schema: str = SCHEMA
 
 
 class Load(NamedTuple):
-    """The first fields of a `Sample`, which a trainer measures too."""
+    """The fields of a `Sample` that a trainer's summary has too."""
 
     cpu_percent: Optional[float] = None
     rss_bytes: Optional[float] = None
@@ -51,15 +51,16 @@ class Sample(NamedTuple):
     time_s: float
     """Seconds since `started_at`."""
     cpu_percent: Optional[float] = None
-    """The cores that the node's ranks may run on, whoever uses them."""
+    """CPU time of the job on this node, relative to the cores that its ranks may run on: of the job's control group;
+    without one, of the job's processes (with a trainer's ``--monitor``, of its ranks alone)."""
     rss_bytes: Optional[float] = None
-    """Memory of the node's ranks in sum; processes of loaders are not counted."""
+    """Memory of the same processes on this node; `memory_source` says how it was counted."""
     network_received_bytes_per_s: Optional[float] = None
     """All interfaces of the node, loopback too."""
     network_sent_bytes_per_s: Optional[float] = None
     """The same."""
     read_bytes_per_s: Optional[float] = None
-    """Storage, by the node's ranks."""
+    """Storage, by the job's processes; with a trainer's ``--monitor``, by the node's ranks."""
     written_bytes_per_s: Optional[float] = None
     """The same."""
     gpu_percent: Optional[float] = None

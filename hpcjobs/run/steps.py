@@ -512,8 +512,7 @@ class IdleLimit:
         """Say once why the job is not cancelled, whatever it does."""
         doubt = ""
         if unknown := [node.host for node in fresh if node.sample.idle_s is None]:
-            reason = "its GPUs cannot be read, or a trainer takes its samples"
-            doubt = f"how long {', '.join(unknown)} is idle is not known ({reason})"
+            doubt = f"how long {', '.join(unknown)} is idle is not known (its GPUs cannot be read)"
         elif is_late:
             doubt = f"no new sample from {expected - len(fresh)} of the job's {expected} nodes"
         if doubt and doubt != self._reported:

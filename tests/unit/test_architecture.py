@@ -42,7 +42,7 @@ ALLOWED = {
     "record": {"files"},
     "node": {"files", "gpu_errors", "processes", "record", "scheduler_kind", "slurm_commands"},
     "runtime": {"files", "processes", "record", "torch_state", "trackers"},
-    "trainers": {"files", "gpu_errors", "record", "runtime", "scheduler_kind", "torch_state", "trackers"},
+    "trainers": {"files", "gpu_errors", "node", "record", "runtime", "scheduler_kind", "torch_state", "trackers"},
     "callbacks": {"record", "runtime"},
     "fabric": {"files", "gpu_errors", "processes", "record", "runtime", "slurm_commands"},
     "site": GROUND,

@@ -214,9 +214,11 @@ class _Spent(NamedTuple):
 class JobProcesses:
     """Reads /proc; facts about a process are kept until it ends or runs another program."""
 
-    def __init__(self, job_id: str, *, proc: str = "/proc") -> None:
+    def __init__(self, job_id: str = "", *, ranks: Optional[Mapping[int, int]] = None, proc: str = "/proc") -> None:
+        """Processes are the job's by the job id in their environment; ``ranks`` names them instead, rank by process."""
         self._marks = {b"HPCJOBS_JOB_ID=" + job_id.encode(), b"SLURM_JOB_ID=" + job_id.encode()}
-        self._proc, self._own, self._user = proc, os.getpid(), os.geteuid()
+        self._ranks_by_pid = ranks
+        self._proc, self._own, self._user = proc, os.getpid() if ranks is None else None, os.geteuid()
         self._known: Dict[int, _Described] = {}
         self._spent: Dict[int, _Spent] = {}
         self._ended_s = 0.0
@@ -230,7 +232,7 @@ class JobProcesses:
         ranks: Set[int] = set()
         pids: List[int] = []
         rank_pids: List[int] = []
-        for name in os.listdir(self._proc):
+        for name in os.listdir(self._proc) if self._ranks_by_pid is None else map(str, self._ranks_by_pid):
             if not name.isdigit() or int(name) == self._own:
                 continue
             pid = int(name)
@@ -294,6 +296,8 @@ class JobProcesses:
 
     def _describe(self, pid: int, key: bytes) -> _Described:
         """Read the environment; an unreadable process does not belong to the job."""
+        if self._ranks_by_pid is not None:
+            return _Described(key, True, self._ranks_by_pid[pid])
         try:
             with open(f"{self._proc}/{pid}/environ", "rb") as file:
                 entries = set(file.read().split(b"\0"))

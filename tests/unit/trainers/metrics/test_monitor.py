@@ -17,8 +17,10 @@ FLAGS = ("ddp", "--workload", "worlds:points", "--steps", "20", "--log-every", "
 def test_one_rank_of_the_node_samples_and_the_summary_has_means_and_peaks(world: World) -> None:
     watched = world(2, *FLAGS, "--monitor", env={"PYTHONPATH": worlds_path()})
     assert (watched.codes, watched.complaints) == ([0, 0], [])
-    first, *samples = map(json.loads, (watched.run_dir / "monitor.jsonl").read_text(encoding="utf-8").splitlines())
+    first, *samples, end = map(json.loads, (watched.run_dir / "monitor.jsonl").read_text(encoding="utf-8").splitlines())
     assert (first["kind"], first["schema"], first["interval_s"]) == ("monitor", "hpcjobs.monitor/1", 1.0)
+    assert end == {"kind": "end"}
+    assert [(sample["ranks"], sample["ended_ranks"]) for sample in samples] == [(2, [])] * len(samples)
     assert [path.name for path in watched.run_dir.glob("monitor*")] == ["monitor.jsonl"]
     summary = watched.summary.monitor
     assert summary is not None
