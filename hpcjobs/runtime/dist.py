@@ -128,7 +128,7 @@ def _read(names: Names, env: Mapping[str, str]) -> DistEnv:
         local_world_size=local_world,
         node_rank=rank // local_world if node is None else node,
         master_addr=_master_addr(names, env, world, local_world),
-        master_port=_master_port(env, world, local_world),
+        master_port=_master_port(env, world),
         launcher=names.launcher,
     )
 
@@ -207,7 +207,7 @@ def _says_tasks_per_node(names: Names, env: Mapping[str, str]) -> bool:
     return names.launcher != "pmi" or names.local_world_size in env or env.get("SLURM_JOB_NUM_NODES") == "1"
 
 
-def _master_port(env: Mapping[str, str], world: int, local_world: int) -> int | None:
+def _master_port(env: Mapping[str, str], world: int) -> int | None:
     if env.get("MASTER_PORT"):
         port = _number(env, "MASTER_PORT")
         if not 0 < port < 65536:
@@ -356,7 +356,7 @@ def export_ranks(env: DistEnv) -> None:
         "RANK": env.rank,
         "WORLD_SIZE": env.world_size,
         "MASTER_ADDR": env.master_addr,
-        "MASTER_PORT": _find_free_port() if env.master_port is None else env.master_port,
+        "MASTER_PORT": find_free_port() if env.master_port is None else env.master_port,
     }
     if env.launcher != "none":
         values |= {"LOCAL_RANK": env.local_rank, "LOCAL_WORLD_SIZE": env.local_world_size}
@@ -364,7 +364,7 @@ def export_ranks(env: DistEnv) -> None:
         os.environ.setdefault(name, str(value))
 
 
-def _find_free_port() -> int:
+def find_free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -253,13 +253,6 @@ def nan_error(tensor: str) -> LossNotFinite:
     return LossNotFinite(f"{tensor} has NaN", hint="save(..., allow_nan=True) writes a state in which that is meant")
 
 
-def clear_drafts(folder: Path, *, attempt: str) -> None:
-    """Remove incomplete checkpoints of earlier starts."""
-    for left in folder.glob(".step-*"):
-        if not left.name.endswith(f".kit-{attempt}"):
-            shutil.rmtree(left, ignore_errors=True)
-
-
 def read_state(place: Path, meta: CheckpointMeta, *, rank: int, own: bool, world_size: int) -> Any:
     """The state, or the part of `rank`. Raises BadCheckpoint.
 
@@ -313,7 +306,9 @@ class ScriptCheckpoints(CheckpointKeeper):
         self._folder, self._env, self._attempt = folder, env, attempt
         self._of_program = step is not None
         if env.rank == 0:
-            clear_drafts(folder, attempt=attempt)
+            for left in folder.glob(".step-*"):  # incomplete checkpoints of earlier starts
+                if not left.name.endswith(f".kit-{attempt}"):
+                    shutil.rmtree(left, ignore_errors=True)
         for left in folder.glob(f".step-*/{SUMS}/{env.rank}"):
             left.unlink(missing_ok=True)
         self._chosen = self._choose(report) if step is None else None

@@ -33,12 +33,13 @@ from hpcjobs.runtime.tracking import Trackers, open_trackers
 
 FLUSH_S = 1.0
 WINDOW = 1000
-"""So many of the newest steps are judged while a run goes on."""
+"""So many of the newest steps are judged while a run goes on: the cost must not grow with its length."""
 COUNTS = ("tokens", "samples", "images")
 """Counts of this rank since the previous line; the first one that is logged gives the throughput."""
 OWN_KEYS = ("loss", "lr")
 WARMUP = 2
-"""So many first lines are left out of the summary, if there are more: the first steps compile and allocate."""
+"""So many first lines, of a trainer steps, are left out of the summary, if there are more: they compile and allocate,
+and DDP rebuilds its buckets after the first one."""
 
 
 def read_number(name: str, value: Any, method: str = "log") -> Any:

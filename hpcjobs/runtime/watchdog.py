@@ -228,12 +228,6 @@ def describe_position(thread: int) -> str:
     return f"{Path(last.filename).name}:{last.lineno} in {last.name}"
 
 
-def write_report(folder: Path, *, rank: int, host: str, step: int, line: str) -> Path:
-    """Write the stacks and last collectives of this rank after `step`. Returns the file."""
-    calls = collectives()
-    return write_position(folder, RankPosition(rank, host, step, "step", begun(calls), line), calls)
-
-
 def write_position(folder: Path, mine: RankPosition, calls: list[Collective]) -> Path:
     """Write the report of a rank, in one step. Raises OSError."""
     folder.mkdir(exist_ok=True)
@@ -343,9 +337,9 @@ class Heartbeat:
 
 
 def report_stacks(run_dir: Path, *, rank: int, step: int) -> Path:
-    """Write current stacks and last collectives of this rank. Returns the file."""
-    main_thread = threading.main_thread().ident or 0
-    return write_report(run_dir / FOLDER, rank=rank, host=own_host(), step=step, line=describe_position(main_thread))
+    """Write current stacks and last collectives of this rank after `step`. Returns the file."""
+    calls, line = collectives(), describe_position(threading.main_thread().ident or 0)
+    return write_position(run_dir / FOLDER, RankPosition(rank, own_host(), step, "step", begun(calls), line), calls)
 
 
 def own_host() -> str:

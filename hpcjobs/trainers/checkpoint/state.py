@@ -96,13 +96,6 @@ def on_cpu(mesh: DeviceMesh) -> DeviceMesh:
     return init_device_mesh("cpu", tuple(mesh.shape), mesh_dim_names=mesh.mesh_dim_names)
 
 
-def as_part(part: DTensor, local: torch.Tensor, mesh: DeviceMesh) -> DTensor:
-    """`local` as this rank's part of a tensor laid out as `part` is."""
-    return DTensor.from_local(
-        local, mesh, part.placements, run_check=False, shape=part.shape, stride=tuple(part.stride())
-    )
-
-
 class PartsWriter(FileSystemWriter):
     """Ranks begin and end together; an error of one rank is raised on all."""
 
@@ -277,7 +270,10 @@ class ShardBuffers(Buffers):
         if isinstance(value, DTensor):
             self._mesh = self._mesh or on_cpu(value.device_mesh)
             local: torch.Tensor = value.to_local()
-            return as_part(value, self.copy_tensor(local.detach(), path), self._mesh)
+            copied, layout = self.copy_tensor(local.detach(), path), value.placements
+            return DTensor.from_local(
+                copied, self._mesh, layout, run_check=False, shape=value.shape, stride=tuple(value.stride())
+            )
         return super().copy_tree(value, path)
 
 
@@ -306,7 +302,8 @@ def refuse_nan(stepper: Stepper, group: RankGroup, *, step: int) -> None:
 
     A collective call.
     """
-    own = (local_part(parameter) for parameter in stepper.strategy.parameters(stepper.model) if parameter.requires_grad)
+    trained = (parameter for parameter in stepper.strategy.parameters(stepper.model) if parameter.requires_grad)
+    own = (part.to_local() if isinstance(part, DTensor) else part for part in trained)
     wrong = [(~tensor.isfinite()).any() for tensor in own]
     count = torch.stack(wrong).any().float() if wrong else torch.zeros((), device=group.device)
     if float(group.max(count)):
@@ -314,12 +311,6 @@ def refuse_nan(stepper: Stepper, group: RankGroup, *, step: int) -> None:
             f"weights are not finite after step {step}, which is not saved",
             hint="a smaller --lr, --warmup-steps, --clip-norm 1.0, or --precision bf16 instead of fp16",
         )
-
-
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a tensor."""
-    part: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return part
 
 
 def restore(state: dict[str, Any], stepper: Stepper, group: RankGroup) -> None:
@@ -374,8 +365,7 @@ def choose(resume: str, run_dir: Path, group: RankGroup) -> Path | None:
 
     `resume` is the start of a job's first attempt; later attempts continue from the job's newest checkpoint.
     """
-    chosen = _choose_on_first(resume, run_dir, group) if group.rank == 0 else None
-    answer = group.from_first(_as_text(chosen))
+    answer = group.from_first(_choose_on_first(resume, run_dir, group) if group.rank == 0 else "")
     if answer.startswith("!"):
         raise BadCheckpoint(answer[1:], hint="--resume none starts over")
     if not answer:
@@ -388,12 +378,8 @@ def choose(resume: str, run_dir: Path, group: RankGroup) -> Path | None:
     return Path(answer)
 
 
-def _as_text(chosen: Path | str | None) -> str:
-    return "" if chosen is None else f"!{chosen}" if isinstance(chosen, str) else str(chosen)
-
-
-def _choose_on_first(resume: str, run_dir: Path, group: RankGroup) -> Path | str | None:
-    """Return a sound checkpoint, None before the first one, or the reason why none can be used."""
+def _choose_on_first(resume: str, run_dir: Path, group: RankGroup) -> str:
+    """Return a sound checkpoint, empty text before the first one, or "!" and the reason why none can be used."""
     job = None
     if resume != "auto":
         job = checkpoints.name_job(os.environ) if is_later_attempt() else None
@@ -402,18 +388,18 @@ def _choose_on_first(resume: str, run_dir: Path, group: RankGroup) -> Path | str
     try:
         newest = checkpoints.resume_from(run_dir / checkpoints.FOLDER, report=group.log, job=job)
     except BadCheckpoint as error:
-        return error.message
+        return f"!{error.message}"
     if newest is not None:
-        return newest.resolve()
-    return None if job is None else _choose_first(resume)
+        return str(newest.resolve())
+    return "" if job is None else _choose_first(resume)
 
 
-def _choose_first(resume: str) -> Path | str | None:
-    """Where `--resume none` or `--resume FOLDER` begins."""
+def _choose_first(resume: str) -> str:
+    """Where `--resume none` or `--resume FOLDER` begins, as `_choose_on_first`."""
     if resume == "none":
-        return None
+        return ""
     wrong = checkpoints.damage(Path(resume))
-    return Path(resume).resolve() if wrong is None else f"--resume {resume}: {wrong}"
+    return str(Path(resume).resolve()) if wrong is None else f"!--resume {resume}: {wrong}"
 
 
 def is_later_attempt() -> bool:

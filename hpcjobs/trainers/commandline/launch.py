@@ -92,7 +92,8 @@ def launch(
     stop = listen() if control_dir() is not None else None  # first: without a handler, a signal kills
     try:
         with pause_collection():
-            env = DistEnv.from_environ({} if asks_for_help(argv) else os.environ)
+            asks_for_help = {"-h", "--help"} & set(sys.argv[1:] if argv is None else argv)
+            env = DistEnv.from_environ({} if asks_for_help else os.environ)
             set_library_environment(env)
             config, chosen, own = _parse(trainer, about, flags, argv)
             refuse_other_world(env, os.environ)
@@ -192,10 +193,6 @@ def _add_workload_flags(parser: Parser, argv: Sequence[str] | None) -> type[Any]
     if fields(own):
         add_flags(parser, own, title=name)
     return own
-
-
-def asks_for_help(argv: Sequence[str] | None) -> bool:
-    return bool({"-h", "--help"} & set(sys.argv[1:] if argv is None else argv))
 
 
 def set_library_environment(env: DistEnv) -> None:

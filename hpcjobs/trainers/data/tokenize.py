@@ -110,8 +110,8 @@ def _write_all(
 ) -> TokensInfo:
     train, held_out = (_Shards(folder / name, flags, dtype) for name in ("train", "val"))
     end = np.array([] if tokenizer.end_of_text is None else [tokenizer.end_of_text], dtype=dtype)
-    documents = 0
-    for texts in _batches(read_documents(files, flags.text_field)):
+    documents, sources = 0, read_documents(files, flags.text_field)
+    while texts := list(islice(sources, BATCH_DOCUMENTS)):
         for tokens in tokenizer.encode(texts):
             documents += 1
             (held_out if documents % flags.held_out_every == 0 else train).add(np.append(tokens, end).astype(dtype))
@@ -220,11 +220,6 @@ def _text_of(line: str, where: str, text_field: str) -> str:
         names = ", ".join(record) if isinstance(record, dict) else type(record).__name__
         raise BadData(f"{where} has no text in {text_field!r}; it has {names}", hint="--text-field NAME")
     return text
-
-
-def _batches(documents: Iterator[str]) -> Iterator[list[str]]:
-    while texts := list(islice(documents, BATCH_DOCUMENTS)):
-        yield texts
 
 
 if __name__ == "__main__":

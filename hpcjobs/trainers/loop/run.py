@@ -81,11 +81,6 @@ def resume_run(
     return replace(meta, metrics_bytes=0 if elsewhere else meta.metrics_bytes)
 
 
-def make_writer_group(group: RankGroup) -> WriterGroup:
-    """Make the group of all ranks; a collective call."""
-    return WriterGroup(group.aside(), int(group.from_first(str(os.getpid()))))
-
-
 class Checkpoints(CheckpointKeeper):
     """Saves every `--checkpoint-every` steps or `--save-every-epochs` epochs, and at the end; without these, never."""
 
@@ -110,7 +105,7 @@ class Checkpoints(CheckpointKeeper):
             keep=config.checkpoint_keep,
             background=config.checkpoint_async,
             on_written=control.record_saved_step,
-            together=make_writer_group(group) if in_parts else None,
+            together=WriterGroup(group.aside(), int(group.from_first(str(os.getpid())))) if in_parts else None,
             first=group.rank == 0,
             agree=group.agree if in_parts else lambda mine: mine,
         )

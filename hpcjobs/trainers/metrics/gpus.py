@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from hpcjobs.runtime.dist import DistEnv, gpus_on_node
+from hpcjobs.runtime.dist import DistEnv, find_free_port, gpus_on_node
 from hpcjobs.runtime.exits import ExitCode, TrainerError
 from hpcjobs.trainers.commandline.launch import report
 from hpcjobs.trainers.distributed.process_group import RankGroup, join_world
@@ -206,16 +206,10 @@ def describe_missing_gpus(visible: int, environ: Mapping[str, str]) -> str | Non
     return f"{visible} of the job's {requested} GPUs are visible"
 
 
-def find_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def start_ranks(flags: argparse.Namespace, count: int) -> int:
     """Start one process for each GPU of this node, and return the first exit code that is not 0."""
     node = DistEnv.from_environ(os.environ)
-    port = find_port() if node.master_port is None else node.master_port + PORT_OFFSET
+    port = find_free_port() if node.master_port is None else node.master_port + PORT_OFFSET
     common = {"MASTER_ADDR": node.master_addr, "MASTER_PORT": port, "WORLD_SIZE": node.world_size * count}
     processes = []
     for index in range(count):

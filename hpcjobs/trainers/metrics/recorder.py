@@ -25,7 +25,7 @@ import torch
 from hpcjobs.record.summary import ByRank, Evaluation, Quantiles, RunSummary, Throughput, format_utc
 from hpcjobs.runtime.checkpoints import CheckpointMeta
 from hpcjobs.runtime.exits import LossNotFinite
-from hpcjobs.runtime.step_log import RunLog
+from hpcjobs.runtime.step_log import WARMUP, WINDOW, RunLog
 from hpcjobs.runtime.tracking import Trackers
 from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.optimization.plan import TrainingPlan
@@ -104,10 +104,6 @@ def _share(device_name: str, multiprocessors: int | None) -> float:
     return multiprocessors / complete
 
 
-WARMUP_STEPS = 2  # not counted: lazy allocations, and DDP rebuilds its buckets after the first step
-WINDOW_STEPS = 1000  # steps judged during a run: the cost must not grow with its length
-
-
 def _seconds() -> array[float]:
     return array("d")
 
@@ -153,18 +149,18 @@ class Meter:
 
     @property
     def recent_steps(self) -> Sequence[float]:
-        """The newest steady steps, at most WINDOW_STEPS of them."""
+        """The newest steady steps, at most WINDOW of them."""
         count = len(self.step_s)
-        return self.step_s[max(WARMUP_STEPS if count > WARMUP_STEPS else 0, count - WINDOW_STEPS) :]
+        return self.step_s[max(WARMUP if count > WARMUP else 0, count - WINDOW) :]
 
     @property
     def counted_steps(self) -> Sequence[float]:
         """Times of the steps after the warm-up; of all steps if the run ends within the warm-up."""
-        return self.step_s[WARMUP_STEPS:] or self.step_s
+        return self.step_s[WARMUP:] or self.step_s
 
     @property
     def counted_waits(self) -> Sequence[float]:
-        return self.wait_s[WARMUP_STEPS:] or self.wait_s
+        return self.wait_s[WARMUP:] or self.wait_s
 
 
 def _event() -> torch.cuda.Event:

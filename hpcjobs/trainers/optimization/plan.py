@@ -231,7 +231,8 @@ def plan_training(config: Config, workload: Workload, world_size: int, *, fill: 
     limited = config.steps is not None and config.epochs is None
     epochs_limit = None if limited else workload.epochs if config.epochs is None else config.epochs
     steps = _count_steps(epochs_limit, config.steps, steps_per_epoch)
-    lr = _scale_lr(workload.lr if config.lr is None else config.lr, config.lr_scaling, world_size)
+    scales = {"none": 1.0, "sqrt": math.sqrt(world_size), "linear": float(world_size)}
+    lr = (workload.lr if config.lr is None else config.lr) * scales[config.lr_scaling]
     warmup_steps = config.warmup_steps
     if warmup_steps is None:
         warmup_steps = math.ceil(WARMUP_SHARE * steps) if lr > workload.lr else 0
@@ -261,7 +262,3 @@ def _count_steps(epochs: int | None, steps: int | None, steps_per_epoch: int, *,
     """Return the steps of the run by the nearer limit; `before` is the plan's `_shift`."""
     limits = [] if epochs is None else [epochs * steps_per_epoch + before]
     return min(limits if steps is None else [*limits, steps])
-
-
-def _scale_lr(lr: float, rule: str, world_size: int) -> float:
-    return lr * {"none": 1.0, "sqrt": math.sqrt(world_size), "linear": float(world_size)}[rule]

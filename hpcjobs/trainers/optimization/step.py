@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -146,7 +146,12 @@ def build_optimizer(
         for group, parameters in groups
     ]
     if not isinstance(workload.optimizer, str):
-        return _build_own(workload.optimizer, settings, lr)
+        optimizer = workload.optimizer(settings, lr)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise UsageError(
+                f"`optimizer` of the workload returned a {type(optimizer).__name__}, not a torch Optimizer"
+            )
+        return optimizer
     if workload.optimizer == "sgd":
         momentum = MOMENTUM if config.momentum is None else config.momentum
         sharded = any(isinstance(parameter, DTensor) for _, parameters in groups for parameter in parameters)
@@ -162,15 +167,6 @@ def build_optimizer(
         f"the workload {workload.name} has the optimizer {workload.optimizer!r}: there are {', '.join(OPTIMIZERS)}",
         hint="another one is a function: optimizer=lambda groups, lr: torch.optim.NAdam(groups, lr=lr)",
     )
-
-
-def _build_own(
-    build: Callable[[list[dict[str, Any]], float], torch.optim.Optimizer], settings: list[dict[str, Any]], lr: float
-) -> torch.optim.Optimizer:
-    optimizer = build(settings, lr)
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(f"`optimizer` of the workload returned a {type(optimizer).__name__}, not a torch Optimizer")
-    return optimizer
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

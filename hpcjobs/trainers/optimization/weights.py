@@ -119,7 +119,6 @@ def _list_tied(targets: Mapping[str, torch.Tensor], seen: set[str]) -> set[str]:
 
 NAME = "default"  # peft's, for a model with one adapter
 DOWN, UP = f".lora_A.{NAME}.weight", f".lora_B.{NAME}.weight"
-BASE = ".base_layer."
 
 
 @dataclass(frozen=True)
@@ -239,8 +238,6 @@ def _find_weight(name: str, base: Mapping[str, torch.Tensor]) -> str:
 
 def write_adapters(folder: Path, trained: Mapping[str, torch.Tensor], adapters: Adapters) -> None:
     """A folder that peft's `PeftModel.from_pretrained(model, FOLDER)` reads."""
-    from hpcjobs.trainers.optimization.weights import write_weights
-
     tensors = {
         f"base_model.model.{name.replace(f'.{NAME}.', '.')}": tensor
         for name, tensor in trained.items()

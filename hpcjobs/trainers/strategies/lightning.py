@@ -98,16 +98,11 @@ def fit(run: TrainingRun, flags: LightningFlags) -> str | None:
 def make_lightning_strategy(flags: LightningFlags, group: RankGroup, *, timeout_s: float) -> ParallelStrategy:
     strategy = choose_lightning_strategy(flags, group, timeout_s=timeout_s)
     if group.device.type == "cuda":
-        strategy.parallel_devices = list_parallel_devices(group, torch.cuda.device_count())
+        # Devices of the host's ranks as this rank numbers them: Slurm may show it only one, but with the Trainer's
+        # `devices=` every rank would have to see all.
+        numbers = [rank % torch.cuda.device_count() for rank in range(group.env.local_world_size)]
+        strategy.parallel_devices = [torch.device("cuda", number) for number in numbers]
     return strategy
-
-
-def list_parallel_devices(group: RankGroup, visible: int) -> list[torch.device]:
-    """Return the devices of the host's ranks, by local rank, as this rank numbers them.
-
-    Slurm may show a rank only one GPU, but the Trainer's `devices=` would require every rank to see all GPUs.
-    """
-    return [torch.device("cuda", number % visible) for number in range(group.env.local_world_size)]
 
 
 def choose_lightning_strategy(flags: LightningFlags, group: RankGroup, *, timeout_s: float) -> ParallelStrategy:

@@ -433,7 +433,7 @@ def lm(config: Config) -> Workload:
     if config.text:
         shape = replace(shape, vocabulary=BYTES)
     if config.tokens:
-        shape = replace(shape, vocabulary=_vocabulary(config))
+        shape = replace(shape, vocabulary=-(-_read_vocabulary(config) // 64) * 64)  # for quick matrix products
     train, held_out = _data(config, shape)
     if config.model is not None:
         return _load_pretrained(Path(config.model), config, shape, train, held_out)
@@ -491,11 +491,6 @@ def _data(config: Config, shape: DecoderShape) -> tuple[Dataset, Dataset]:
         return byte_windows(config.text, length=shape.sequence_length)
     count = SYNTHETIC_SAMPLES if config.train_samples is None else config.train_samples
     return _synthetic(count, shape), _synthetic(SYNTHETIC_HELD_OUT, shape, first=count)
-
-
-def _vocabulary(config: Config) -> int:
-    """Rounded up to a multiple of 64 for quick matrix products."""
-    return -(-_read_vocabulary(config) // 64) * 64
 
 
 def _read_vocabulary(config: Config) -> int:
