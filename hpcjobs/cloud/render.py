@@ -163,7 +163,7 @@ def _context(cluster: Cluster) -> dict[str, object]:
         "worker_packages": list(_WORKER_ONLY),
         "python_packages": cloud.packages or (),
         "wheel": wheel_of(cluster),
-        "wheel_extras": f"[train,digits,mpi{',gpu' if cluster.gpus else ''}]",
+        "wheel_extras": "[train,digits,mpi]",
         "site_text": text,
         "slurm_conf": slurm_conf(cluster),
         "gres_conf": gres_conf(cluster),

@@ -18,7 +18,7 @@ from hpcjobs.site.models import Site
 from hpcjobs.slurm_commands import cluster_env, list_mpi_types
 
 Level = Literal["error", "warning", "good"]
-_TRAINERS_NEED = ("numpy", "psutil")
+_TRAINERS_NEED = ("numpy",)
 
 
 class ImageFinding(msgspec.Struct, frozen=True):

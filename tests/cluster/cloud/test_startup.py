@@ -44,8 +44,8 @@ def script(work: Path) -> str:
     del site["cloud"]["horovod"]
     (work / "gcp-t4.yaml").write_text(yaml.safe_dump(site, sort_keys=False), encoding="utf-8")
     text = render(resolve_cluster(load_site(str(work / "gcp-t4.yaml"))))["bootstrap.sh"]
-    assert "wheel_extras='[train,digits,mpi,gpu]'" in text
-    return text.replace("wheel_extras='[train,digits,mpi,gpu]'", "wheel_extras=''")
+    assert "wheel_extras='[train,digits,mpi]'" in text
+    return text.replace("wheel_extras='[train,digits,mpi]'", "wheel_extras=''")
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ readonly nfs=${HPCJOBS_NFS:-4.1}
 readonly cluster=gcp-t4 mount=/shared venv=/opt/hpcjobs/venv slots=1
 readonly patience_s=1800 # the head may need its time: it is what workers wait for
 readonly inside=$mount/.cluster home=$mount/home/$user uid=2000
-readonly wheel=hpcjobs-VERSION-py3-none-any.whl wheel_sha256=SHA256-OF-THE-WHEEL wheel_extras='[train,digits,mpi,gpu]'
+readonly wheel=hpcjobs-VERSION-py3-none-any.whl wheel_sha256=SHA256-OF-THE-WHEEL wheel_extras='[train,digits,mpi]'
 packages=(ca-certificates curl gcc libopenmpi-dev nfs-common openmpi-bin openssh-client openssh-server procps python3-dev python3-venv slurm-client sudo slurm-client slurm-wlm-basic-plugins munge libpmix2 libpmix-dev iproute2)
 worker_packages=(slurmd)
 head_packages=(slurmctld slurmdbd slurm-wlm-mysql-plugin mariadb-server nfs-kernel-server)
