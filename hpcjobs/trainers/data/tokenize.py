@@ -20,6 +20,7 @@ import numpy as np
 
 from hpcjobs.runtime.exits import BadData, MissingData, TrainerError, UsageError, print_error
 from hpcjobs.trainers.commandline.config import Parser, add_flags, flag, parse_all, positive, read_flags
+from hpcjobs.trainers.workloads.base import load_package
 from hpcjobs.trainers.workloads.lm import Tokens, TokensInfo, TokenWriter
 from hpcjobs.trainers.workloads.saved_dataset import is_saved_dataset, open_saved_dataset
 
@@ -154,12 +155,7 @@ class _Shards:
 def load_tokenizer(flags: TokenizeFlags) -> Tokenizer:
     if flags.tokenizer == BYTES:
         return Tokenizer(lambda texts: [np.frombuffer(text.encode(), np.uint8) for text in texts], 257, 256)
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise MissingData(
-            "--tokenizer needs the package tokenizers", hint="pip install 'hpcjobs[tokenizer]'"
-        ) from error
+    tokenizers = load_package("tokenizers", "--tokenizer", package="tokenizers", extra="tokenizer")
     if not Path(flags.tokenizer).is_file():
         raise MissingData(f"--tokenizer {flags.tokenizer}: no such file", hint="the tokenizer.json of a model")
     try:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import RendezvousError, TrainerError
 from hpcjobs.trainers.commandline.launch import report
+from hpcjobs.trainers.distributed.mpi import Mpi
 from hpcjobs.trainers.distributed.process_group import RankGroup, join_world
 
 
@@ -37,8 +38,6 @@ def over_mpi(group: RankGroup) -> tuple[str, Reduce]:
     Raises:
         WorldMismatch: MPI cannot start on all ranks.
     """
-    from hpcjobs.trainers.distributed.mpi import Mpi
-
     world = Mpi.of(group)
     return "mpi", world.sum
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,17 +20,15 @@ from hpcjobs.runtime.exits import BadCheckpoint, BadData, MissingData, UsageErro
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.strategies.base import blocks_of, choose_blocks
-from hpcjobs.trainers.workloads.base import Workload
+from hpcjobs.trainers.workloads.base import Workload, load_package
 
 SHOWN_NAMES = 3
 
 
-def load_safetensors() -> ModuleType:
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise MissingData("safetensors files need the package safetensors", hint="pip install safetensors") from error
-    return safetensors
+def load_safetensors() -> Any:
+    """Load safetensors with its part for torch. Raises MissingData."""
+    load_package("safetensors.torch", "a safetensors file", package="safetensors", extra="safetensors")
+    return import_module("safetensors")
 
 
 def write_weights(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
@@ -146,14 +144,6 @@ class Adapters:
         return asdict(self)
 
 
-def load_peft() -> Any:
-    try:
-        import peft
-    except ImportError as error:
-        raise MissingData("--lora needs the package peft", hint="pip install 'hpcjobs[huggingface]'") from error
-    return peft
-
-
 def add_adapters(model: nn.Module, workload: Workload, config: Config, group: RankGroup) -> Adapters:
     """Add adapters to layers of the model, and freeze all other weights. The product of a new adapter is zero.
 
@@ -166,7 +156,7 @@ def add_adapters(model: nn.Module, workload: Workload, config: Config, group: Ra
         raise UsageError("--lora adapts weights that were trained before", hint="--init-from PATH, or lm --model DIR")
     targets = config.lora_targets or list_targets(model, workload, group)
     alpha = 2.0 * config.lora if config.lora_alpha is None else config.lora_alpha
-    peft = load_peft()
+    peft = load_package("peft", "--lora", package="peft", extra="huggingface")
     transposed = any(_is_transposed(module) for module in model.modules())
     settings = peft.LoraConfig(
         r=config.lora, lora_alpha=alpha, target_modules=list(targets), lora_dropout=0.0, fan_in_fan_out=transposed
@@ -245,7 +235,8 @@ def write_adapters(folder: Path, trained: Mapping[str, torch.Tensor], adapters: 
     }
     if not tensors:
         raise BadCheckpoint("the checkpoint has no adapters")
-    settings = load_peft().LoraConfig(
+    peft = load_package("peft", "--lora", package="peft", extra="huggingface")
+    settings = peft.LoraConfig(
         r=adapters.rank, lora_alpha=adapters.alpha, target_modules=list(adapters.targets), lora_dropout=0.0,
         fan_in_fan_out=bool(adapters.transposed), base_model_name_or_path=adapters.base, inference_mode=True,
     )  # fmt: skip

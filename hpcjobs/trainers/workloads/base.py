@@ -5,12 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from hpcjobs.runtime.exits import BadData, UsageError
+from hpcjobs.runtime.exits import BadData, MissingData, UsageError
+
+
+def load_package(module: str, use: str, *, package: str, extra: str) -> Any:
+    """Import a module of a package that only some runs need.
+
+    Raises:
+        MissingData: the package is missing; the message says what `use` needs it.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingData(f"{use} needs the package {package}", hint=f"pip install 'hpcjobs[{extra}]'") from error
+
 
 Batch = Any
 """Tensors with samples as first dimension: one tensor, or a tuple, list or mapping of them, nested as you like."""

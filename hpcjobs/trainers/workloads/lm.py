@@ -38,6 +38,7 @@ from hpcjobs.trainers.workloads.base import (
     Workload,
     classification_loss,
     classification_score,
+    load_package,
     move_numbers,
 )
 
@@ -358,12 +359,7 @@ def flops_per_token(shape: DecoderShape) -> float:
 
 
 def load_transformers() -> Any:
-    try:
-        import transformers
-    except ImportError as error:
-        raise MissingData(
-            "--model needs the package transformers", hint="pip install 'hpcjobs[huggingface]'"
-        ) from error
+    transformers = load_package("transformers", "--model", package="transformers", extra="huggingface")
     transformers.utils.logging.disable_progress_bar()  # of every rank, into the log
     return transformers
 

@@ -20,7 +20,15 @@ from torch import nn
 
 from hpcjobs.runtime.exits import BadData, MissingData
 from hpcjobs.trainers.commandline.config import Config
-from hpcjobs.trainers.workloads.base import Batch, Dataset, Workload, classification_score, move_numbers, smoothed_loss
+from hpcjobs.trainers.workloads.base import (
+    Batch,
+    Dataset,
+    Workload,
+    classification_score,
+    load_package,
+    move_numbers,
+    smoothed_loss,
+)
 from hpcjobs.trainers.workloads.saved_dataset import is_saved_dataset, load_saved_dataset
 from hpcjobs.trainers.workloads.tar_shards import TarShards
 
@@ -274,11 +282,7 @@ def _list_images(root: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
 
 
 def load_pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingData("--data of images needs the package pillow", hint="pip install 'hpcjobs[images]'") from error
-    return Image
+    return load_package("PIL.Image", "--data of images", package="pillow", extra="images")
 
 
 STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))  # width, blocks, stride of the first

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcjobs.runtime.exits import BadData, MissingData
+from hpcjobs.trainers.workloads.base import load_package
 
 MARKS = ("dataset_dict.json", "state.json")
 HELD_OUT = ("validation", "test")
@@ -29,11 +30,7 @@ def open_saved_dataset(folder: Path, *, option: str) -> Any:
     Raises:
         MissingData, BadData: the package is missing, or the folder can't be read.
     """
-    try:
-        import datasets
-    except ImportError as error:
-        hint = "pip install 'hpcjobs[huggingface]'"
-        raise MissingData(f"{option} {folder} needs the package datasets", hint=hint) from error
+    datasets = load_package("datasets", f"{option} {folder}", package="datasets", extra="huggingface")
     try:
         return datasets.load_from_disk(str(folder))
     except (OSError, ValueError) as error:
