@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import sys
 import zlib
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcjobs.ports import find_free_port
 from hpcjobs.runtime.exits import BadConfiguration, StorageFault, UsageError, WorldMismatch
 from hpcjobs.runtime.hostlist import hosts_of
 
@@ -362,13 +362,6 @@ def export_ranks(env: DistEnv) -> None:
         values |= {"LOCAL_RANK": env.local_rank, "LOCAL_WORLD_SIZE": env.local_world_size}
     for name, value in values.items():
         os.environ.setdefault(name, str(value))
-
-
-def find_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def count_gpus() -> int:

@@ -23,7 +23,8 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from hpcjobs.runtime.dist import DistEnv, find_free_port, gpus_on_node
+from hpcjobs.ports import find_free_port
+from hpcjobs.runtime.dist import DistEnv, gpus_on_node
 from hpcjobs.runtime.exits import ExitCode, TrainerError
 from hpcjobs.trainers.commandline.launch import report
 from hpcjobs.trainers.distributed.process_group import RankGroup, join_world
