@@ -7,11 +7,11 @@ from importlib.util import find_spec
 from hpcjobs.errors import HpcJobsError
 
 
-def require_packages(*names: str, extra: str = "report", purpose: str = "this report") -> None:
+def require_packages(*names: str, purpose: str = "this report") -> None:
     """Raise HpcJobsError with the install command if packages are missing.
 
     numpy, which the packages of the extra `report` build on except polars, is looked for with them.
     """
     packages = (*names, "numpy") if {"pandas", "scipy", "matplotlib"} & {*names} else names
     if missing := [name for name in packages if find_spec(name) is None]:
-        raise HpcJobsError(f"{purpose} needs {' and '.join(missing)}", hint=f"pip install 'hpcjobs[{extra}]'")
+        raise HpcJobsError(f"{purpose} needs {' and '.join(missing)}", hint="pip install 'hpcjobs[report]'")

@@ -9,6 +9,8 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import NamedTuple
 
+import msgspec
+
 from hpcjobs.errors import HpcJobsError, RequestError, UnknownJobError
 from hpcjobs.files import write_beside
 from hpcjobs.job.models import Job, Plan
@@ -23,26 +25,18 @@ from hpcjobs.run.control import cancel
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import own_record
 from hpcjobs.run.select import entries_of, select
-from hpcjobs.run.status import Connect, statuses
+from hpcjobs.run.status import statuses
 from hpcjobs.run.submit import submit
 from hpcjobs.run.wait import wait
 from hpcjobs.scheduler.base import JobRecord, Outage, State
-from hpcjobs.scheduler.connect import connect
 
 _INSIDE = Path(__file__).parent / "inside"
 
 
-def bundle() -> bytes:
-    """``session.pyz``: `hpcjobs.node.session` as a program in one file."""
-    return pack("hpcjobs.node.session")
-
-
 def fill(run_dir: Path, settings: Settings) -> None:
     """Put everything that the session's node reads into its run folder."""
-    import msgspec
-
     write_beside(run_dir / files.SETTINGS, msgspec.json.encode(settings._asdict()))
-    write_beside(run_dir / files.BUNDLE, bundle())
+    write_beside(run_dir / files.BUNDLE, pack("hpcjobs.node.session"))
     for source in _inside():
         place = run_dir / files.FOLDER / source.relative_to(_INSIDE)
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -176,9 +170,9 @@ def start(request: SessionRequest) -> Entry:
     return submit(request.plan, prepare=prepare).entry
 
 
-def look(entry: Entry, *, connect: Connect = connect) -> Session:
+def look(entry: Entry) -> Session:
     """The current state of the session of ``entry``."""
-    record = statuses([entry], connect=connect)[0].records[0]
+    record = statuses([entry])[0].records[0]
     return _session(entry, record)
 
 
@@ -188,14 +182,7 @@ def _session(entry: Entry, record: JobRecord) -> Session:
     return Session(entry, record, files.read_settings(run_dir), connection)
 
 
-def await_answer(
-    entry: Entry,
-    *,
-    progress: Progress,
-    connect: Connect = connect,
-    clock: Callable[[], float] = time.monotonic,
-    pause: Callable[[float], None] = time.sleep,
-) -> Session:
+def await_answer(entry: Entry, *, progress: Progress) -> Session:
     """Wait until the session's server answers; ``progress`` gets the scheduler's records until then.
 
     The queue is asked after a second, then every ten; the session's own files are looked at in between.
@@ -203,22 +190,22 @@ def await_answer(
     Raises:
         HpcJobsError: the job ended first, with the last lines of its log.
     """
-    due, outage = clock() + _FIRST_ASK_S, Outage()
+    due, outage = time.monotonic() + _FIRST_ASK_S, Outage()
     while True:
         own = own_record(entry, entry.job_id)
         if own is not None and own.state.ended:
             raise _end_error(entry, own)
         if files.read_connection(Path(entry.run_dir)) is not None:
-            return _session(entry, own or look(entry, connect=connect).record)
-        if clock() >= due:
-            due = clock() + _ASK_S
-            known = outage.ask(lambda: statuses([entry], connect=connect))
+            return _session(entry, own or look(entry).record)
+        if time.monotonic() >= due:
+            due = time.monotonic() + _ASK_S
+            known = outage.ask(lambda: statuses([entry]))
             record = known[0].records[0] if known else None
             if record is not None and record.state.ended:
                 raise _end_error(entry, record)
             if record is not None:
                 progress(record)
-        pause(_LOOK_S)
+        time.sleep(_LOOK_S)
 
 
 def await_end(entry: Entry) -> State:
@@ -235,10 +222,10 @@ def _end_error(entry: Entry, record: JobRecord) -> HpcJobsError:
     )
 
 
-def sessions(*, site: str | None = None, connect: Connect = connect) -> list[Session]:
+def sessions(*, site: str | None = None) -> list[Session]:
     """My sessions that have not ended, oldest first."""
     entries = [entry for entry in entries_of(site) if _is_session(entry)]
-    known = statuses(entries, connect=connect)
+    known = statuses(entries)
     return [_session(job.entry, job.records[0]) for job in known if not _over(job.records[0].state)]
 
 
@@ -259,15 +246,13 @@ def find(job: str | None, *, site: str | None = None) -> Entry:
     return entry
 
 
-def stop(
-    entries: list[Entry], *, connect: Connect = connect, pause: Callable[[float], None] = time.sleep
-) -> list[Entry]:
+def stop(entries: list[Entry]) -> list[Entry]:
     """End sessions, and wait until no queue lists them any more; return the sessions that had not ended before."""
-    running = [job.entry for job in statuses(entries, connect=connect) if not _over(job.records[0].state)]
-    cancel(running, connect=connect)
+    running = [job.entry for job in statuses(entries) if not _over(job.records[0].state)]
+    cancel(running)
     delay = _LOOK_S
-    while not all(_over(job.records[0].state) for job in statuses(running, connect=connect)):
-        pause(delay)
+    while not all(_over(job.records[0].state) for job in statuses(running)):
+        time.sleep(delay)
         delay = min(2 * delay, _STOP_ASK_S)
     for entry in entries:
         files.forget_token(Path(entry.run_dir))  # one that never started could not do it

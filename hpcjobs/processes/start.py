@@ -90,7 +90,9 @@ def run(
                     new_session=new_session)  # fmt: skip
     with process:
         try:
-            out, err = process.communicate(None if given is None else _encode(given), timeout=timeout_s)
+            out, err = process.communicate(
+                None if given is None else given.encode("utf-8", "surrogateescape"), timeout=timeout_s
+            )
         except BaseException:
             process.kill()
             raise
@@ -127,10 +129,6 @@ async def start_async(argv: Sequence[str], *, env: Mapping[str, str]) -> "asynci
 def become(program: str, argv: "Sequence[Union[str, bytes]]") -> "NoReturn":
     """Replace this process by ``program``."""
     os.execv(program, list(argv))
-
-
-def _encode(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
 
 
 def _decode(data: Optional[bytes], errors: str) -> str:

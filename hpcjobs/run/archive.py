@@ -164,7 +164,6 @@ def select_old(
     states: Collection[State] = (),
     min_size: int = 0,
     site: str | None = None,
-    connect: Connect = connect,
 ) -> Choice:
     """Jobs that ended at least ``age_s`` seconds ago, in one of ``states``, with at least ``min_size`` bytes.
 
@@ -173,8 +172,8 @@ def select_old(
     """
     before = time.time() - age_s
     mine = [entry for entry in entries_of(site) if entry.submitted <= before and entry.user in (None, user_name())]
-    known = statuses(mine, connect=connect)
-    in_use = _folders_in_use(entries_of(None), connect)
+    known = statuses(mine)
+    in_use = _folders_in_use(entries_of(None))
     chosen: list[Old] = []
     left = 0
     for entry, records in known:
@@ -210,10 +209,10 @@ def _is_over(entry: Entry, records: list[JobRecord]) -> bool:
     return is_reachable(entry) or not may_be_requeued(entry, records)
 
 
-def _folders_in_use(entries: Iterable[Entry], connect: Connect) -> list[Path]:
+def _folders_in_use(entries: Iterable[Entry]) -> list[Path]:
     """The working folders of jobs that have not ended: a rerun of a snapshot begins in the run folder of the first."""
     candidates = [entry for entry in entries if read_accounting(entry) is None]
-    alive = [job.entry for job in statuses(candidates, connect=connect, errors=[]) if not _is_over(*job)]
+    alive = [job.entry for job in statuses(candidates, errors=[]) if not _is_over(*job)]
     requests = (read_request(entry) for entry in alive)
     return [Path(request.chdir) for request in requests if request is not None and request.chdir is not None]
 

@@ -73,7 +73,7 @@ def _size(job: Job) -> _Size:
     request = job.resources
     per_node = _count(request.ntasks_per_node) if job.batch_script is not None else job.ntasks_per_node
     nodes = (job.max_nodes or job.nodes) + job.spare
-    total_gpus = gpus_and_model(request.gpus, "gpus")[0] if isinstance(request.gpus, int | str) else 0
+    total_gpus = _count_gpus(request.gpus, "gpus")
     by_gpu = total_gpus * (_count(request.ntasks_per_gpu) or 0)
     if job.kind.has_nodes:
         nodes = max(nodes, len(named_nodes(_text(request.nodelist))))
@@ -83,7 +83,7 @@ def _size(job: Job) -> _Size:
             nodes = max(nodes, _count(request.ntasks), by_gpu, total_gpus)
     tasks = max(_count(request.ntasks) or nodes * (per_node or 1), by_gpu, nodes)
     gpus = max((count for _, count in gpu_counts(job, nodes)), default=0)
-    gpus = max(gpus, tasks * _gpus_per_task(job))
+    gpus = max(gpus, tasks * _count_gpus(request.gpus_per_task, "gpus_per_task"))
     cpus = max(tasks * (_count(request.cpus_per_task) or 1), gpus * _count(request.cpus_per_gpu))
     node = _whole_node(job)
     return _Size(nodes, max(cpus, nodes * node.cpus), max(gpus, nodes * node.gpus))
@@ -97,9 +97,8 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _gpus_per_task(job: Job) -> int:
-    value = job.resources.gpus_per_task
-    return gpus_and_model(value, "gpus_per_task")[0] if isinstance(value, int | str) else 0
+def _count_gpus(value: object, field: str) -> int:
+    return gpus_and_model(value, field)[0] if isinstance(value, int | str) else 0
 
 
 def _whole_node(job: Job) -> _Size:

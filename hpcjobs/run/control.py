@@ -65,15 +65,9 @@ def cancel(entries: Iterable[Entry], *, only: Collection[State] = (), connect: C
             connect(kind, conf or None).cancel(ids)
             outcome.cancelled.extend(ids)
             waiting = [known.entry for known in alive if all(r.state is State.PENDING for r in known.records)]
-            _record_ends(waiting, connect)
+            if waiting:  # they write no end themselves, and without accounting slurmctld alone knows it for minutes
+                statuses(waiting, connect=connect, errors=[])
     return outcome
-
-
-def _record_ends(entries: list[Entry], connect: Connect) -> None:
-    """Ask once more about jobs that waited: they write no end themselves, and without accounting slurmctld alone
-    knows it, for some minutes."""
-    if entries:
-        statuses(entries, connect=connect, errors=[])
 
 
 def _where(entry: Entry) -> tuple[str, str]:

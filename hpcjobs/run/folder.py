@@ -39,7 +39,7 @@ from hpcjobs.errors import CommandMissingError, HpcJobsWarning, RequestError
 from hpcjobs.files import file_name, require_unplanted, write_beside
 from hpcjobs.job.models import Plan
 from hpcjobs.job.script import FIGURES_PROGRAM, MONITOR_PROGRAM, SHELL_FOLDER, shell_files
-from hpcjobs.processes.programs import Result, Runner, run
+from hpcjobs.processes.programs import Result, run
 from hpcjobs.pyz import pack
 from hpcjobs.record.manifest import Manifest, RecordedCode, write_manifest
 from hpcjobs.record.names import MANIFEST
@@ -158,32 +158,32 @@ _SUBMODULES = "--ignore-submodules=dirty"
 _SETTINGS = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "safe.bareRepository=explicit", "color.ui=false")
 
 
-def ask_git(folder: Path, *arguments: str, runner: Runner = run) -> Result:
+def ask_git(folder: Path, *arguments: str) -> Result:
     """Run ``git ARGUMENTS`` in ``folder`` without its monitors and hooks, and without writing to the repository.
 
     Raises:
         CommandMissingError: git is not installed.
     """
-    return runner([*_command(folder, _SETTINGS), *arguments])
+    return run([*_command(folder, _SETTINGS), *arguments])
 
 
-def read_status(folder: Path, *, runner: Runner = run) -> Result:
+def read_status(folder: Path) -> Result:
     """``git status`` for programs, without changes within submodules: git would use their configuration.
 
     Raises:
         CommandMissingError: git is not installed. RequestError: a filter of the repository cannot be switched off.
     """
-    settings = (*_SETTINGS, *_filters_off(folder, runner))
-    return runner([*_command(folder, settings), "status", "--porcelain=v2", "--branch", "-z", _SUBMODULES])
+    settings = (*_SETTINGS, *_filters_off(folder))
+    return run([*_command(folder, settings), "status", "--porcelain=v2", "--branch", "-z", _SUBMODULES])
 
 
-def read_difference(folder: Path, *, runner: Runner = run) -> str:
+def read_difference(folder: Path) -> str:
     """Differences from the commit for `git apply`: every byte, carriage returns too."""
     with TemporaryDirectory() as place:
         patch = Path(place, "patch")
         options = ("--no-ext-diff", "--no-textconv", "--no-color", "--binary", "--submodule=short", _SUBMODULES)
-        settings = (*_SETTINGS, *_filters_off(folder, runner))
-        runner([*_command(folder, settings), "diff", *options, f"--output={patch}", "HEAD"])
+        settings = (*_SETTINGS, *_filters_off(folder))
+        run([*_command(folder, settings), "diff", *options, f"--output={patch}", "HEAD"])
         return patch.read_bytes().decode("utf-8", "surrogateescape") if patch.exists() else ""
 
 
@@ -191,10 +191,10 @@ def _command(folder: Path, settings: Sequence[str]) -> list[str]:
     return ["git", "--no-optional-locks", "-C", str(folder), *(part for one in settings for part in ("-c", one))]
 
 
-def _filters_off(folder: Path, runner: Runner) -> list[str]:
+def _filters_off(folder: Path) -> list[str]:
     """Settings without the filters (`clean`, `process`) that the repository itself configures; the user's stay."""
     options = ("-z", "--show-scope", "--name-only", "--get-regexp", r"^filter\.")
-    fields = runner([*_command(folder, _SETTINGS), "config", *options]).out.split("\0")
+    fields = run([*_command(folder, _SETTINGS), "config", *options]).out.split("\0")
     keys = {key for scope, key in zip(fields[::2], fields[1::2], strict=False) if scope in ("local", "worktree")}
     names = sorted({key.removeprefix("filter.").rpartition(".")[0] for key in keys})
     if strange := [name for name in names if "=" in name or "\n" in name]:
@@ -223,7 +223,7 @@ class CodeState(NamedTuple):
     """Changes that `patch` does not contain, and why."""
 
 
-def code_state(folder: Path, *, runner: Runner = run) -> CodeState | None:
+def code_state(folder: Path) -> CodeState | None:
     """The state of the repository ``folder`` is in; None outside one or without git.
 
     Two git processes for a clean tree, four for a changed one. No process where no folder above has a ``.git``.
@@ -231,7 +231,7 @@ def code_state(folder: Path, *, runner: Runner = run) -> CodeState | None:
     if "GIT_DIR" not in os.environ and not any(os.path.lexists(each / ".git") for each in (folder, *folder.parents)):
         return None
     try:
-        status = read_status(folder, runner=runner)
+        status = read_status(folder)
     except CommandMissingError:
         return None
     if "dubious ownership" in status.err:
@@ -248,7 +248,7 @@ def code_state(folder: Path, *, runner: Runner = run) -> CodeState | None:
     untracked = [_printable(entry[2:]) for entry in entries if entry.startswith("? ")]
     dirty = any(entry[:2] in ("1 ", "2 ", "u ") for entry in entries)
     known = None if commit == "(initial)" else commit
-    patch = read_difference(folder, runner=runner) if dirty and known else ""
+    patch = read_difference(folder) if dirty and known else ""
     missing = _say_missing(folder, patch)
     return CodeState(known, dirty, untracked, patch if len(patch) <= _LARGEST_PATCH else "", missing)
 

@@ -207,7 +207,9 @@ def survey(*, since: float, site: str | None = None, connect: ConnectQueue = con
     except SchedulerError as error:
         queue, errors = [], [error]
     jobs = read_index()
-    mine = _open_or_recent(jobs, queue, since)
+    queued = {parent_id(record.job_id) for record in queue}
+    # Closed jobs may be in the queue again, requeued by hand.
+    mine = [e for e in jobs.entries if e.submitted >= since or jobs.is_open(e) or e.job_id in queued]
     known = statuses(
         [e for e in mine if site is None or where is None or e.site == where.name], connect=once, errors=errors
     )
@@ -216,14 +218,14 @@ def survey(*, since: float, site: str | None = None, connect: ConnectQueue = con
     return Survey(listed, without_known(queue, mine), list(dict.fromkeys(errors)))
 
 
-def select_unfinished(*, site: str | None = None, connect: Connect = connect) -> list[Entry]:
+def select_unfinished(*, site: str | None = None) -> list[Entry]:
     """My jobs that have not ended, oldest first: also requeued ones, ones without a run folder, and ones submitted by
     other means.
 
     Raises:
         SchedulerError: none is known, and the scheduler does not answer.
     """
-    known, others, errors = survey(since=time.time() - RECENT_S, site=site, connect=connect)
+    known, others, errors = survey(since=time.time() - RECENT_S, site=site)
     if not known and errors and not isinstance(errors[0], CommandMissingError):
         raise errors[0]
     own = [job.entry for job in known if is_reachable(job.entry) and not all(r.state.ended for r in job.records)]
@@ -253,14 +255,6 @@ def _select_records(job: Known) -> list[JobRecord]:
     if os.path.lexists(job.entry.run_dir):
         return job.records
     return [record for record in job.records if record.state is not State.UNKNOWN]
-
-
-def _open_or_recent(jobs: index.Index, queue: Iterable[JobRecord], since: float) -> list[Entry]:
-    """Jobs to list, and closed ones that may be in the queue again, requeued by hand."""
-    queued = {parent_id(record.job_id) for record in queue}
-    return [
-        entry for entry in jobs.entries if entry.submitted >= since or jobs.is_open(entry) or entry.job_id in queued
-    ]
 
 
 def _is_over(job: Known) -> bool:

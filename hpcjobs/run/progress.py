@@ -24,11 +24,10 @@ from hpcjobs.record.summary import flatten, read_summary
 from hpcjobs.run.folder import output_dir, task_dir
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import Tail, first_line, last_lines, own_ids, read_attempts, read_state, read_usable
-from hpcjobs.run.status import Connect, statuses
+from hpcjobs.run.status import statuses
 from hpcjobs.run.wait import Watch
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import JobRecord, Report, State, discard
-from hpcjobs.scheduler.connect import connect
 from hpcjobs.site.checks import Moment
 from hpcjobs.units import human_bytes, human_duration, slurm_time
 
@@ -384,16 +383,9 @@ def samples(entry: Entry) -> Iterator[str]:
         yield from _select_lines(path, Tail(path).news(last=True))
 
 
-def follow_samples(
-    entry: Entry,
-    *,
-    connect: Connect = connect,
-    clock: Callable[[], float] = time.monotonic,
-    pause: Callable[[float], None] = time.sleep,
-    report: Report = discard,
-) -> Iterator[str]:
+def follow_samples(entry: Entry, *, report: Report = discard) -> Iterator[str]:
     """Samples of all nodes as they come, until the job has ended."""
-    watch = Watch([entry], connect=connect, clock=clock, report=report)
+    watch = Watch([entry], report=report)
     tails: dict[Path, Tail] = {}
     while True:
         over = not watch.look()
@@ -401,7 +393,7 @@ def follow_samples(
             yield from _select_lines(path, tails.setdefault(path, Tail(path)).news(last=over))
         if over:
             return
-        pause(_POLL_S)
+        time.sleep(_POLL_S)
 
 
 def all_monitor_files(entry: Entry) -> list[Path]:

@@ -231,14 +231,14 @@ def write_program(run_dir: Path) -> Path:
     return path
 
 
-def is_sampled(entry: Entry, *, now: float | None = None) -> bool:
+def is_sampled(entry: Entry) -> bool:
     """Whether somebody takes samples of the job already: a trainer with --monitor, or a job submitted with it.
 
     As far as the nodes' clocks tell; a sampler that is started in vain notices the other one on its node, and ends.
     """
-    moment = time.time() if now is None else now
+    now = time.time()
     samplers = open_samplers(samples_dir(entry))
-    return any(moment - each.newest.taken < fresh_for_s(each.interval_s) for each in samplers)
+    return any(now - each.newest.taken < fresh_for_s(each.interval_s) for each in samplers)
 
 
 def fresh_for_s(interval_s: float) -> float:
@@ -463,13 +463,11 @@ def start_foreign_sampler(job: ForeignJob, *, interval_s: float) -> ForeignSampl
     return ForeignSampler(start(argv, env={**env, "HPCJOBS_MONITOR": "1"}, stderr=PIPE), old)
 
 
-def follow_sampler(
-    job: ForeignJob, sampler: ForeignSampler, *, pause: Callable[[float], None] = time.sleep
-) -> Iterator[list[NodeSample]]:
+def follow_sampler(job: ForeignJob, sampler: ForeignSampler) -> Iterator[list[NodeSample]]:
     """The newest sample of each node, every second, until the sampler ends, as it does with the job; then the last."""
     while sampler.process.poll() is None:
         yield _without(sampler.old, newest_samples(job.folder))
-        pause(_POLL_S)
+        time.sleep(_POLL_S)
     yield _without(sampler.old, newest_samples(job.folder))
 
 

@@ -31,11 +31,6 @@ MPI_TYPES = ("pmix", "pmi2", "none")
 ACCOUNT = "sandbox"
 
 
-def node_address(index: int) -> str:
-    """Address of the ``index``-th node, from 0; the bridge itself is 10.78.0.1."""
-    return f"10.78.0.{11 + index}"
-
-
 def resolve_layout(
     shape: Shape, site: Site, *, mpi_types: Collection[str] = MPI_TYPES, has_modules: bool = False
 ) -> Layout:
@@ -147,7 +142,7 @@ def _hosts_per_shape(partitions: dict[str, Partition], *, requested: int | None)
 def _hosts(prefix: str, counts: dict[NodeShape, int]) -> tuple[Host, ...]:
     shapes = [shape for shape, count in counts.items() for _ in range(count)]
     return tuple(
-        Host(name=f"{prefix}{index + 1:02d}", address=node_address(index), shape=shape)
+        Host(name=f"{prefix}{index + 1:02d}", address=f"10.78.0.{11 + index}", shape=shape)
         for index, shape in enumerate(shapes)
     )
 

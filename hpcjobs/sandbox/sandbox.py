@@ -89,7 +89,8 @@ def _end_processes(folder: Folder) -> None:
             alive = processes(folder)
         if not alive:
             for daemon in recorded_daemons(folder):
-                _reap(daemon.pid)
+                with contextlib.suppress(OSError):
+                    os.waitpid(daemon.pid, os.WNOHANG)  # one that this process started stays a zombie until then
             return
     raise HpcJobsError(f"these processes of the sandbox do not end: {', '.join(map(str, sorted(alive)))}")
 
@@ -160,14 +161,6 @@ def _signal(pid: int, ticks: int, number: signal.Signals) -> None:
         os.close(descriptor)
 
 
-def _reap(pid: int) -> None:
-    """A daemon that this process started itself stays a zombie until its exit status is read."""
-    try:
-        os.waitpid(pid, os.WNOHANG)
-    except OSError:
-        return
-
-
 def _unmount(folder: Folder) -> None:
     for point in sorted(mounts(folder), key=lambda path: -len(path.parts)):
         # Lazily if a user's shell is in it: the mount goes now, its memory when they leave.
@@ -230,7 +223,7 @@ def _build_anew(folder: Folder, shape: Shape, *, say: Say) -> Sandbox:
         foreign = _foreign_cluster(shape)
         site, settings = foreign or (load_site(shape.like or BASE_SITE), {})
         layout = resolve_layout(
-            _with_settings(shape, settings),
+            msgspec.structs.replace(shape, settings={**settings, **shape.settings}),
             site,
             mpi_types=services.mpi_types(folder),
             has_modules=packages.available(),
@@ -257,11 +250,6 @@ def _build_anew(folder: Folder, shape: Shape, *, say: Say) -> Sandbox:
 def _foreign_cluster(shape: Shape) -> ForeignCluster | None:
     """The cluster of the slurm.conf that ``--like`` names; None: it names a site."""
     return read_slurm_conf(Path(shape.like)) if shape.like is not None and shape.like.endswith(SUFFIX) else None
-
-
-def _with_settings(shape: Shape, settings: dict[str, str]) -> Shape:
-    """``shape`` on top of the settings of a slurm.conf."""
-    return msgspec.structs.replace(shape, settings={**settings, **shape.settings})
 
 
 def _check_same_shape(requested: Shape, sandbox: Sandbox) -> None:

@@ -114,14 +114,9 @@ def parse(path: Path, text: str) -> Any:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        line = mark.line + 1 if mark else _line_at(text, getattr(error, "position", None))
+        line = mark.line + 1 if mark else text.count("\n", 0, getattr(error, "position", None) or 0) + 1
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
         raise ConfigError(f"{path}:{line}: not valid YAML: {problem}") from error
-
-
-def _line_at(text: str, position: int | None) -> int:
-    """The line of a character that the reader refuses."""
-    return text.count("\n", 0, position or 0) + 1
 
 
 def locate_error(

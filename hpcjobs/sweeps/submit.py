@@ -21,7 +21,7 @@ from hpcjobs.run.identity import is_queued
 from hpcjobs.run.index import Entry
 from hpcjobs.run.submission import plan_in
 from hpcjobs.run.submit import hand_over
-from hpcjobs.scheduler.base import JobQueue, QueueReadOnce, Scheduler
+from hpcjobs.scheduler.base import JobQueue, QueueReadOnce, Scheduler, State
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.slurm_commands import check_submission, cluster_env
 from hpcjobs.sweeps.cell_status import CellStatus, adopt_chunk, cell_statuses, tail_is_queued
@@ -154,10 +154,6 @@ def _submit_missing(folder: SweepFolder, definition: Definition, scheduler: JobQ
     return _outcome(_submit_prepared(folder, definition, scheduler, limits), folder, now)
 
 
-def _is_completed(cell_status: CellStatus) -> bool:
-    return cell_status.state is not None and cell_status.state.value == "COMPLETED"
-
-
 def _unsubmitted_chunks(folder: SweepFolder) -> list[Chunk]:
     return [chunk for chunk in folder.chunks() if folder.entry(chunk) is None and folder.owner(chunk) != NOBODY]
 
@@ -188,7 +184,8 @@ def _submit_prepared(
         if jobs < _LEAST_ROOM:
             _check_that_waiting_helps(folder, definition, scheduler, stop, jobs)
         elif stop.chunk.tasks > 1:
-            _remember_limit(folder, definition, jobs + _queued_tasks(scheduler))
+            # The job that submits the rest must leave room for its successor.
+            folder.write_definition(replace(definition, max_submit_jobs=jobs + _queued_tasks(scheduler)))
             _cut_again(folder, definition, limits._replace(jobs=jobs))
             taken, stop = _submit_in_order(folder, scheduler, jobs)
     if stop is not None:
@@ -270,11 +267,6 @@ def _queued_tasks(scheduler: JobQueue) -> int:
     return sum(count_tasks(record.job_id) for record in scheduler.queue())
 
 
-def _remember_limit(folder: SweepFolder, definition: Definition, jobs: int) -> None:
-    """Keep the number of jobs that fitted: the job that submits the rest must leave room for its successor."""
-    folder.write_definition(replace(definition, max_submit_jobs=jobs))
-
-
 def _submit_tail(folder: SweepFolder, definition: Definition, scheduler: JobQueue, after: Sequence[str]) -> None:
     """Submit the job that submits the rest: it starts after the queued arrays, or without any in five minutes."""
     number = sum(1 for _ in folder.path.glob("next-*")) + 1
@@ -303,6 +295,6 @@ def _outcome(taken: Sequence[tuple[Chunk, Entry]], folder: SweepFolder, before: 
         submitted=[entry for _, entry in taken],
         cells=sum(len(chunk.cells) for chunk, _ in taken),
         waiting=sum(len(chunk.cells) for chunk in _unsubmitted_chunks(folder)),
-        done=sum(_is_completed(cell_status) for cell_status in before),
+        done=sum(cell_status.state is State.COMPLETED for cell_status in before),
         open=sum(cell_status.open for cell_status in before),
     )

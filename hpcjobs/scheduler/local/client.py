@@ -106,11 +106,6 @@ def machine_cpus() -> int:
     return len(os.sched_getaffinity(0)) if cpus is None else cpus
 
 
-def machine_memory() -> int:
-    """Bytes of main memory."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def visible_gpus() -> tuple[str, ...]:
     """Names of the GPUs to share out: HPCJOBS_LOCAL_GPUS, or the devices there are; a user's choice among them."""
     return queue.visible_gpus(os.environ, count=_number("HPCJOBS_LOCAL_GPUS"))
@@ -118,7 +113,7 @@ def visible_gpus() -> tuple[str, ...]:
 
 def _refuse_larger(job: Job, cpus: int, names: tuple[str, ...]) -> None:
     """Refuse resources that this machine lacks. More tasks than CPUs are allowed: they share them."""
-    resources, memory = job.resources, machine_memory()
+    resources, memory = job.resources, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if job.gpus_per_node > len(names):
         choice = queue.user_choice(os.environ)
         why = "" if choice is None else f", chosen by {choice}"

@@ -264,7 +264,7 @@ def _scan(root: str, unrecorded: dict[str, Ended]) -> Iterator[QueuedJob]:
         if job.read_ended() is not None or request is None:
             os.unlink(job.marker)
         elif not is_alive(job):
-            ended = _end_abandoned(job)
+            ended = end_abandoned(job, grace_s=0)
             try:
                 record(job, ended)
             except OSError as error:
@@ -283,11 +283,11 @@ def _waiting(job: LocalJob, array: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(index for index in array if index not in known)
 
 
-def _end_abandoned(job: LocalJob) -> Ended:
+def end_abandoned(job: LocalJob, *, grace_s: float) -> Ended:
     """End the processes of a killed supervisor. Tasks of an array have supervisors of their own."""
     started = job.read_started()
     leader = started.leader if started is not None else None
-    tree.end(lambda: tree.members(job.folder, leader), grace_s=0)
+    tree.end(lambda: tree.members(job.folder, leader), grace_s=grace_s)
     return Ended("FAILED", time.time(), reason=KILLED)
 
 

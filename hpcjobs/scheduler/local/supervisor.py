@@ -238,7 +238,8 @@ def _once(
     job: LocalJob, request: Request, started: Started, log: int, events: SupervisorEvents, *, restarts: int
 ) -> tuple[_Run, bool]:
     """One start of the script, until it and all that it left behind have ended; and whether there is to be another."""
-    guard = Guard(lambda: _supervisor_died(job, request))
+    # The guard, which still holds the job's lock, ends the job as at its time limit.
+    guard = Guard(lambda: _finish(job, queue.end_abandoned(job, grace_s=request.grace_s)))
     leader = _start_script(job, request, started, log, restarts=restarts)
     run = _Run(job, request, leader)
     _repeat_while_full(lambda: job.write(started._replace(leader=run.identity)))
@@ -327,14 +328,6 @@ def _make_record(run: _Run) -> Ended:
         signal=number,
         reason=reason,
     )
-
-
-def _supervisor_died(job: LocalJob, request: Request) -> None:
-    """End the job as at its time limit, with the reason. The guard, which still holds the job's lock, calls this."""
-    started = job.read_started()
-    leader = started.leader if started is not None else None
-    tree.end(lambda: tree.members(job.folder, leader), grace_s=request.grace_s)
-    _finish(job, Ended("FAILED", time.time(), reason=queue.KILLED))
 
 
 if __name__ == "__main__":
