@@ -122,7 +122,7 @@ def check(
 ) -> None:
     """Show what an image contains and whether it fits the site. Exit code 5 if a job would fail."""
     from hpcjobs.containers.images import find
-    from hpcjobs.containers.verdict import check as check_image
+    from hpcjobs.containers.look import check as check_image
     from hpcjobs.site.library import default_site, load_site
 
     where = load_site(site or default_site())

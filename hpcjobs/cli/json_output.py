@@ -302,7 +302,7 @@ OUTPUTS: Mapping[str, Callable[[], Any]] = {
     ),
     "container list": _images_type,
     "container check": lambda: make_type(
-        "ImageChecked", "Whether an image fits a site.", verdict=load_type("containers.verdict.ImageVerdict"), fits=bool
+        "ImageChecked", "Whether an image fits a site.", verdict=load_type("containers.look.ImageVerdict"), fits=bool
     ),
     "sites": lambda: make_list(_SITE),
     "sites show": lambda: load_type("site.models.Site"),

@@ -14,7 +14,7 @@ from hpcjobs.cloud.section import PROVIDERS
 from hpcjobs.data import data_folder
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError, reason_of
 from hpcjobs.files import state_dir, write_beside
-from hpcjobs.sandbox.models import Host
+from hpcjobs.sandbox.layout import Host
 from hpcjobs.sandbox.packages import PACKAGES
 from hpcjobs.sandbox.slurm_files import node_line, partition_line
 from hpcjobs.templating import plain_text

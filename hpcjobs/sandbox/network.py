@@ -25,7 +25,7 @@ from hpcjobs.errors import CommandMissingError, RequestError
 from hpcjobs.ports import is_free
 from hpcjobs.processes.programs import run
 from hpcjobs.sandbox.folder import Folder, must, program, write
-from hpcjobs.sandbox.models import Host, Layout
+from hpcjobs.sandbox.layout import Host, Layout
 
 _TRIAL = "mount -t cgroup -o freezer freezer /mnt && mkdir /mnt/hpcjobs-$$ && rmdir /mnt/hpcjobs-$$"
 # Joins the group $1, keeps a cgroup namespace at $2, and mounts the namespace's view of the freezer on $3.

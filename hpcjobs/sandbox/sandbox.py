@@ -32,8 +32,17 @@ from hpcjobs.sandbox.folder import (
     until,
     write,
 )
-from hpcjobs.sandbox.layout import SUFFIX, ForeignCluster, read_slurm_conf, resolve_layout
-from hpcjobs.sandbox.models import PROCTRACK, Layout, Sandbox, Shape, Status
+from hpcjobs.sandbox.layout import (
+    PROCTRACK,
+    SUFFIX,
+    ForeignCluster,
+    Layout,
+    Sandbox,
+    Shape,
+    Status,
+    read_slurm_conf,
+    resolve_layout,
+)
 from hpcjobs.sandbox.network import has_block, remove_block
 from hpcjobs.sandbox.services import fill_accounting, node_states
 from hpcjobs.site.library import load_site

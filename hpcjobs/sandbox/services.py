@@ -16,7 +16,7 @@ from hpcjobs.processes.programs import Result, run
 from hpcjobs.sandbox import packages
 from hpcjobs.sandbox import slurm_files as files
 from hpcjobs.sandbox.folder import Daemon, Folder, alive, must, program, recorded_daemons, spawn, until, write
-from hpcjobs.sandbox.models import Host, Layout
+from hpcjobs.sandbox.layout import Host, Layout
 from hpcjobs.sandbox.network import CONTROLLER, enter, listening
 from hpcjobs.slurm_commands import list_mpi_types
 from hpcjobs.units import time_limit, time_limit_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hpcjobs.sandbox.folder import Folder
-from hpcjobs.sandbox.models import Host, Layout
+from hpcjobs.sandbox.layout import Host, Layout
 from hpcjobs.sandbox.network import CONTROLLER
 from hpcjobs.site.models import NodeShape, Partition
 from hpcjobs.site.resources import gpus_and_model

@@ -15,7 +15,7 @@ from typing import Any
 from waiting import eventually
 
 from hpcjobs.sandbox.folder import folder_at, recorded_daemons
-from hpcjobs.sandbox.models import Host
+from hpcjobs.sandbox.layout import Host
 from hpcjobs.sandbox.network import enter
 
 LOGIN = "login.example"

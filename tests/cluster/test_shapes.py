@@ -13,8 +13,7 @@ from nodeless import CLUSTERS, like_site, nodeless
 from partition_facts import facts
 
 from hpcjobs.sandbox import Sandbox
-from hpcjobs.sandbox.layout import resolve_layout
-from hpcjobs.sandbox.models import Shape
+from hpcjobs.sandbox.layout import Shape, resolve_layout
 from hpcjobs.site.library import load_site
 from hpcjobs.site.search import gallery_folder
 

@@ -85,7 +85,7 @@ def fabric(cluster: SampleCluster, patch: pytest.MonkeyPatch) -> None:
 def image(cluster: SampleCluster, patch: pytest.MonkeyPatch) -> None:
     from hpcjobs.containers.build import BuiltImage
     from hpcjobs.containers.images import Image, ImageFacts, ImageManifest
-    from hpcjobs.containers.verdict import ImageFinding, ImageVerdict
+    from hpcjobs.containers.look import ImageFinding, ImageVerdict
 
     facts = ImageFacts(python="3.11", torch="2.9.0")
     manifest = ImageManifest(1, "pytorch", "pytorch.def", "ab", {}, "docker://debian:12", None, "n1", NOW, 120.0,
@@ -95,7 +95,7 @@ def image(cluster: SampleCluster, patch: pytest.MonkeyPatch) -> None:
     )
     patch.setattr("hpcjobs.containers.build.build", lambda *_, **__: BuiltImage(cluster.here / "x.sif", manifest, True))
     patch.setattr("hpcjobs.containers.images.find", lambda *_, **__: Image("x", "x.sif", None, facts))
-    patch.setattr("hpcjobs.containers.verdict.check", lambda *_: verdict)
+    patch.setattr("hpcjobs.containers.look.check", lambda *_: verdict)
     patch.setattr("hpcjobs.containers.images.known", lambda _: {"x": "/images/x.sif"})
     patch.setattr("hpcjobs.containers.images.read_manifest", lambda _: manifest)
 

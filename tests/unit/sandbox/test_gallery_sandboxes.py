@@ -10,8 +10,7 @@ from partition_facts import facts
 
 import hpcjobs
 from hpcjobs.sandbox.folder import Folder
-from hpcjobs.sandbox.layout import read_slurm_conf, resolve_layout
-from hpcjobs.sandbox.models import Layout, Shape
+from hpcjobs.sandbox.layout import Layout, Shape, read_slurm_conf, resolve_layout
 from hpcjobs.sandbox.slurm_files import slurm_conf
 from hpcjobs.site.library import load_site
 from hpcjobs.site.models import Partition, Site

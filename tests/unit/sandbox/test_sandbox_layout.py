@@ -10,8 +10,7 @@ import pytest
 
 from hpcjobs.errors import RequestError
 from hpcjobs.sandbox.folder import Folder
-from hpcjobs.sandbox.layout import resolve_layout
-from hpcjobs.sandbox.models import Shape
+from hpcjobs.sandbox.layout import Shape, resolve_layout
 from hpcjobs.sandbox.packages import write_modulefiles
 from hpcjobs.sandbox.slurm_files import cgroup_conf, gres_conf, slurm_conf
 from hpcjobs.site.library import load_site

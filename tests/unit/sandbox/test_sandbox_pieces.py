@@ -16,7 +16,7 @@ from hpcjobs import sandbox
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.sandbox import packages
 from hpcjobs.sandbox.folder import Daemon, Folder, alive, check_usable, folder_at, lock, recorded_daemons, spawn, until
-from hpcjobs.sandbox.models import Shape
+from hpcjobs.sandbox.layout import Shape
 from hpcjobs.sandbox.network import add_block, has_block, remove_block
 from hpcjobs.sandbox.sandbox import processes, take_down
 

@@ -8,8 +8,7 @@ import pytest
 from partition_facts import facts
 
 from hpcjobs.errors import ConfigError
-from hpcjobs.sandbox.layout import read_slurm_conf, resolve_layout
-from hpcjobs.sandbox.models import Shape
+from hpcjobs.sandbox.layout import Shape, read_slurm_conf, resolve_layout
 from hpcjobs.site.library import load_site
 from hpcjobs.site.models import NodeShape
 from hpcjobs.units import time_limit_s
