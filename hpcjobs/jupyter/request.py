@@ -113,16 +113,10 @@ def _settings(site: Site, job: Job, *, kind: Kind, idle: str | None, token: str 
             "names": [*sorted(LEAKING_NAMES), *(f"HPCJOBS_{name}" for name in _OF_THE_SCRIPT)],
             "exceptions": [*sorted(NOT_LEAKING), *_ALLOCATION],
         },
-        relay_folder=_relay_folder(),
+        # No other user can create it, on any host of the cluster. Below /tmp others may write: a tunnel could lead to
+        # another user's socket.
+        relay_folder=str(runtime_dir() or state_dir() / "relay"),
     )
-
-
-def _relay_folder() -> str:
-    """Folder of a relay's socket on the login host; no other user can create it, on any host of the cluster.
-
-    A folder below /tmp is not used, because others may write there: a tunnel could lead to another user's socket.
-    """
-    return str(runtime_dir() or state_dir() / "relay")
 
 
 def _kernels(site: Site, job: Job) -> list[Kernel]:

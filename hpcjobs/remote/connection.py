@@ -120,7 +120,9 @@ class LoginConnection:
         """Run ``script`` with this terminal; its exit code, or ssh's if the connection is lost (`is_lost`)."""
         if sys.stdin.isatty() and sys.stdout.isatty():
             return run_in_terminal(self.command(script, terminal=True))
-        with programs.start(self.command(script), stdin=_standard_input()) as process:
+        # A terminal would stop an ssh in the background.
+        stdin = DEVNULL if sys.stdin is None or sys.stdin.isatty() else None
+        with programs.start(self.command(script), stdin=stdin) as process:
             try:
                 return process.wait()
             except BaseException:  # the program there ends when its output has no reader
@@ -166,11 +168,6 @@ def last_lines(text: str) -> str:
     """The last lines of a program's output, short enough for a message: banners of ssh and of hosts are long."""
     lines = text.strip().splitlines()[-_LINES:]
     return "\n".join(line if len(line) <= _LONGEST_LINE else f"…{line[-_LONGEST_LINE:]}" for line in lines)
-
-
-def _standard_input() -> int | None:
-    """None (inherited), or DEVNULL for a terminal, which would stop an ssh in the background."""
-    return DEVNULL if sys.stdin is None or sys.stdin.isatty() else None
 
 
 def _read_settings(destination: str) -> dict[str, str]:

@@ -145,7 +145,9 @@ def prepare(folder: SweepFolder, definition: Definition, cells: Sequence[Cell], 
             throttle = "" if cut.throttle is None else f"%{cut.throttle}"
             plan = _chunk_plan(folder, definition, chunk, f"0-{cut.tasks - 1}{throttle}")
             run_folder.create(plan, code)
-            _fill(plan.run_dir, resolve_program(definition, size), part, chunk)
+            program = resolve_program(definition, size)
+            write_beside(plan.run_dir / "cells.sh", "".join(shell_line(program, cell) for cell in part))
+            write_beside(plan.run_dir / "chunk.json", msgspec.json.encode(chunk))
             chunks.append(chunk)
             number += 1
     return chunks
@@ -174,11 +176,6 @@ def _chunk_plan(folder: SweepFolder, definition: Definition, chunk: Chunk, array
     run_dir = folder.chunk_dir(chunk.number)
     job = replace(job, env=env, resources=replace(job.resources, array=array), run_root=str(run_dir.parent))
     return plan_of(job, run_dir, made_by=definition.made_by)
-
-
-def _fill(run_dir: Path, program: Program, cells: Sequence[Cell], chunk: Chunk) -> None:
-    write_beside(run_dir / "cells.sh", "".join(shell_line(program, cell) for cell in cells))
-    write_beside(run_dir / "chunk.json", msgspec.json.encode(chunk))
 
 
 def tail_plan(folder: SweepFolder, definition: Definition, run_dir: Path, *, begin: str | None) -> Plan:

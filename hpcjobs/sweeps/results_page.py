@@ -196,7 +196,9 @@ def write(
     columns = [*params, metric, "state", "elapsed_s", "nodes", "job_id", "folder"]
     cells = format_count(len(rows), "cell")
     headers = [_HEADERS.get(column, column) for column in columns]
-    shown = [[cell(row.get(column)) for column in columns] for row in _in_order(rows, compared)[:_MOST_ROWS]]
+    ranked = {row["cell"] for row in compared}
+    ordered = [*compared, *(row for row in rows if row["cell"] not in ranked)]
+    shown = [[cell(row.get(column)) for column in columns] for row in ordered[:_MOST_ROWS]]
     best = [[cell(row.get(name)) for name in (*params, metric, "job_id")] for row in compared[:_MOST_BEHIND]]
     note = f"The best {_MOST_BEHIND} of {len(compared)}." if len(compared) > _MOST_BEHIND else None
     behind = PageTable([*params, metric, "job"], best, note)
@@ -240,11 +242,6 @@ def facts_of(definition: Definition) -> dict[str, str | None]:
         "nodes": nodes,
         "size of a run": size,
     }
-
-
-def _in_order(rows: Sequence[dict[str, Any]], compared: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    ids = {row["cell"] for row in compared}
-    return [*compared, *(row for row in rows if row["cell"] not in ids)]
 
 
 def _warnings(rows: Sequence[dict[str, Any]], compared: Sequence[dict[str, Any]], metric: str) -> list[str]:
