@@ -274,9 +274,7 @@ class SlurmScheduler:
 
     def _find_in_queue(self, plan: Plan) -> list[Submitted]:
         """Jobs that wait, run, or have ended within MinJobAge."""
-        records = parse_squeue(
-            self._ask(slurm_commands.list_queue(*QUEUED, mine=True, states=("all",), siblings=True)).out
-        )
+        records = self._read_queue("all")
         return _oldest_first(record.job_id for record in records if record.command == plan.command[-1])
 
     def _find_accounted(self, plan: Plan) -> list[Submitted]:
@@ -296,7 +294,12 @@ class SlurmScheduler:
 
     def queue(self) -> list[JobRecord]:
         """My pending and running jobs, with reason and estimated start: one squeue."""
-        return parse_squeue(self._ask(slurm_commands.list_queue(*QUEUED, mine=True, siblings=True)).out)
+        return self._read_queue()
+
+    def _read_queue(self, *states: str) -> list[JobRecord]:
+        """My jobs in these states; without a state, those that have not ended."""
+        command = slurm_commands.list_queue(*QUEUED, mine=True, states=states, siblings=True)
+        return parse_squeue(self._ask(command).out)
 
     def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
         """Records of ended jobs from sacct, or from scontrol if sacct is missing or does not answer.
@@ -338,10 +341,7 @@ class SlurmScheduler:
                 )
         ids = None if job_ids is None else {job_id.split("_")[0] for job_id in job_ids}
         there = {record.job_id for record in accounted}
-        remembered = parse_squeue(
-            self._ask(slurm_commands.list_queue(*QUEUED, mine=True, states=("all",), siblings=True)).out
-        )
-        further = [record for record in remembered if ids is None or record.job_id.split("_")[0] in ids]
+        further = [record for record in self._read_queue("all") if ids is None or record.job_id.split("_")[0] in ids]
         return accounted + [record for record in further if record.job_id not in there]
 
     def _read_accounted(
