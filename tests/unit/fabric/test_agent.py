@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpcjobs.fabric.agent import EchoServer, Unreachable, hello, own_address, round_trip_s, stream_rate
-from hpcjobs.fabric.nodes import Agent
+from hpcjobs.fabric.check import Agent
 
 HERE = "127.0.0.1"
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcjobs.fabric.check import measure_gpus, requests_gpus
-from hpcjobs.fabric.nodes import Failed, HostGroup
+from hpcjobs.fabric.check import Failed, HostGroup, measure_gpus, requests_gpus
 from hpcjobs.fabric.verdict import Findings, NodeMeasurements, judge_gpus
 from hpcjobs.record.fabric import FabricPoint, GpuReport
 from hpcjobs.record.values import convert

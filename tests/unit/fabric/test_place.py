@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcjobs.fabric.nodes import HostGroup
+from hpcjobs.fabric.check import HostGroup
 
 PLACE = HostGroup(("tu01", "tu02"), srun=True, mpi="pmix", cpus_per_task=1, interface=None, suffix="")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcjobs.fabric import check
-from hpcjobs.fabric.nodes import HostGroup
+from hpcjobs.fabric.check import HostGroup
 from hpcjobs.fabric.verdict import Findings, NodeMeasurements
 
 

@@ -10,7 +10,7 @@ import pytest
 from commandline import ok
 
 import hpcjobs
-from hpcjobs.fabric.nodes import HostGroup
+from hpcjobs.fabric.check import HostGroup
 from hpcjobs.job.fault_tolerance import preflight_words
 from hpcjobs.site.library import load_site
 

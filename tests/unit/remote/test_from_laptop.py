@@ -13,7 +13,7 @@ from scripted_slurm import answer
 from hpcjobs.cli.fetch import find_target, words_there
 from hpcjobs.errors import ConfigError
 from hpcjobs.files import config_dir
-from hpcjobs.remote.login_host import _expand_there
+from hpcjobs.remote.laptop import _expand_there
 from hpcjobs.run.folder import code_files
 from hpcjobs.site.library import load_site
 from hpcjobs.wheel import build_wheel, digest_package

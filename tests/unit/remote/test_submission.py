@@ -17,8 +17,7 @@ from commandline import hpcjobs, ok, start
 from hpcjobs.errors import ConfigError
 from hpcjobs.files import config_dir, state_dir
 from hpcjobs.jupyter.laptop import SharedRemote
-from hpcjobs.remote.laptop import Laptop, Target
-from hpcjobs.remote.login_host import pack_sites
+from hpcjobs.remote.laptop import Laptop, Target, pack_sites
 from hpcjobs.site.library import load_site
 from hpcjobs.site.models import Login
 
