@@ -46,10 +46,7 @@ def build(target: str = "auto") -> Path:
         "then module load mpi/openmpi-x86_64)",
     )
     cuda = target == "cuda" or (
-        target == "auto"
-        and Path("/proc/driver/nvidia/version").exists()
-        and _may_use_gpus()
-        and shutil.which("nvcc") is not None
+        target == "auto" and _has_device() and _may_use_gpus() and shutil.which("nvcc") is not None
     )
     if cuda:
         nvcc = _require_program("nvcc", "is CUDA's module named in the site file?")
@@ -96,6 +93,10 @@ def _require_program(name: str, hint: str) -> str:
     if path is None:
         raise MissingData(f"no {name} in the PATH of {platform.node()}", hint=hint)
     return path
+
+
+def _has_device() -> bool:
+    return Path("/proc/driver/nvidia/version").exists()
 
 
 def _may_use_gpus() -> bool:
