@@ -240,10 +240,10 @@ def _is_whole(path: Path) -> bool:
     """Whether all of the file acts: a template, a recipe or a project file, and no site file."""
     from hpcjobs.containers import recipes
     from hpcjobs.job.script import is_template
-    from hpcjobs.site import library
+    from hpcjobs.site.project_file import PROJECT_FILE
 
     return (
-        path.name == library.PROJECT_FILE
+        path.name == PROJECT_FILE
         or path.suffix == recipes.SUFFIX
         or (path.suffix not in (".yaml", ".yml", "") and is_template(path))
     )

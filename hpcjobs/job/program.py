@@ -15,8 +15,8 @@ from pathlib import Path
 
 from hpcjobs.errors import RequestError
 from hpcjobs.processes.start import module_words
-from hpcjobs.site.library import PROJECT_FILE, project_jobs
 from hpcjobs.site.models import Site
+from hpcjobs.site.project_file import PROJECT_FILE, project_jobs
 
 _TRAINERS = Path(__file__).resolve().parent.parent / "trainers"
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z", re.ASCII)

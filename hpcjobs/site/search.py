@@ -103,7 +103,7 @@ def list_centre_files() -> list[Path]:
                 f"the centre's folder {folder} cannot be read: {reason_of(error)}",
                 hint="its policies hold for every user: those who run the cluster make it readable (chmod -R a+rX)",
             ) from error
-    return [path for path, layer in _site_files() if layer == "centre"]
+    return site_files("centre")
 
 
 def layer_of(path: Path) -> Layer | None:
