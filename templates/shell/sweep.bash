@@ -21,12 +21,14 @@ _hj_run_cell() ( # CHUNK LINE
     mkdir -p -- "$HPCJOBS_RUN_DIR" || die "$HPCJOBS_RUN_DIR cannot be made"
     [ "$HPCJOBS_PACK" -ne 1 ] || ln -sfn -- "../../../cells/$HPCJOBS_CELL" "$_hj_task_dir/cell"
     _hj_marker=$HPCJOBS_RUN_DIR/.completed _hj_helpers=() _hj_reader=''
+    _hj_state_id=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
     if [ -e "$_hj_marker" ]; then
         echo "hpcjobs: cell $HPCJOBS_CELL is done already" >&2
+        # On a full disk its end was not written: without one, every resume would submit the cell again.
+        grep -q '"state":"COMPLETED"' -- "$HPCJOBS_RUN_DIR/state.json" 2>/dev/null || _hj_write_state COMPLETED 0 null
         exit 0
     fi
     [ "$HPCJOBS_PACK" -eq 1 ] || exec >>"$HPCJOBS_RUN_DIR/output.log" 2>&1
-    _hj_state_id=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
     printf -v _hj_started '%(%s)T' -1
     rm -f -- "$HPCJOBS_RUN_DIR/first_failure"
     trap _hj_finish EXIT

@@ -67,15 +67,22 @@ def check_once(life: Life, one: Submission) -> None:
             life.errors.append(f"{one.plan.run_dir}: reported as not submitted, and job {still[0].root} was")
     if any(folder in life.pruned for folder in folders_of(life, one)):
         return  # the command that a laptop repeats finds nothing of the first time
-    is_misled = any(name.startswith(("submit", "job")) for name in life.world.misled)
-    if len(alive) > 1 and not is_misled and not (_keeps_no_trace(life) and _was_forgotten(life, alive)):
+    if len(alive) > 1 and not _is_misled(life) and not (_keeps_no_trace(life) and _was_forgotten(life, alive)):
         life.errors.append(f"{one.plan.run_dir}: submitted {len(alive)} times: jobs {[job.root for job in alive]}")
 
 
 def _is_late_copy(life: Life, job: Job) -> bool:
     """slurmctld took a request up after that which was sent in its place; it may end before it is cancelled."""
-    is_late = any(fault.detail.startswith("late2") for fault in life.world.injected)
-    return is_late and (job.cancelled_at is not None or (bool(job.ends) and job.ends[0][0] - job.submit < 10.0))
+    if not any(fault.detail.startswith("late2") for fault in life.world.injected):
+        return False
+    if _is_misled(life) and "--dependency=afterany" not in job.submit_line:
+        return True  # its submitter was told that there is none
+    return job.cancelled_at is not None or (bool(job.ends) and job.ends[0][0] - job.submit < 10.0)
+
+
+def _is_misled(life: Life) -> bool:
+    """A submitter got a wrong answer about what was submitted."""
+    return any(name.startswith(("submit", "job")) for name in life.world.misled)
 
 
 def _has_late_copy(life: Life, run_dir: str) -> bool:
@@ -372,6 +379,10 @@ def _check_last(life: Life, run_dir: str, job_id: str, last: tuple[float, str, s
         life.errors.append(f"{run_dir}: job {job_id} is shown as COMPLETED ({source}), and ended as {truth.state}")
     if truth.state == "COMPLETED" and state in ENDED:
         life.errors.append(f"{run_dir}: job {job_id} is shown as {state} ({source}), and COMPLETED")
+    # It failed by itself, and slurmctld, which was away, met its limit before it heard of that.
+    is_unheard = (state, truth.state) == ("FAILED", "TIMEOUT") and truth.attempts[-1].code not in (None, 0)
+    if is_unheard and any(fault.detail in ("restart", "lost_down") for fault in life.world.injected):
+        return
     if source == "sacct" and life.settings.accounting == "prompt" and not life.slurm.down["dbd"] and state in ENDED:
         life.errors.append(f"{run_dir}: job {job_id} is shown as {state} (sacct), and ended as {truth.state}")
     # On a full disk the end of an earlier start is not written, and a later record is not known for the job's.

@@ -9,6 +9,7 @@ import functools
 import os
 import random
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -203,6 +204,10 @@ class Life:
     def body(self) -> Any:
         """What jobs do, by their scripts."""
         return bodies.body_of(self.world, self.works, self.arguments)
+
+    def seams(self) -> AbstractContextManager[None]:
+        """Further places where the package reaches outside."""
+        return nullcontext()
 
     # --- what users do
 
@@ -478,6 +483,7 @@ def run(schedule: Schedule, place: Path, *, of: type[Life] = Life) -> Life:
     with (
         seams.inside(life.world, life.slurm, home, start_script=start_script) as life.files,
         patch.object(os, "getcwd", lambda: str(home)),
+        life.seams(),
     ):
         try:
             life.prepare()

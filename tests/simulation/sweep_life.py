@@ -63,6 +63,8 @@ class SweepLife(Life):
         """When a cell was first shown as completed."""
         self.failures: dict[str, int] = {}
         """How often each cell fails before it completes."""
+        self.needless = 0
+        """How often something was submitted although all cells were complete: once more where that was not recorded."""
         self.definition: Definition
 
     def body(self) -> Any:
@@ -107,13 +109,16 @@ class SweepLife(Life):
             os.makedirs(folder, exist_ok=True)
         except OSError:
             return 1
-        if os.path.exists(f"{folder}/.completed"):
-            return 0
         started = int(world.now)
 
         def write(state: str, code: int | None) -> None:
             bodies.write_state(world, attempt, folder, state, code, started, job_id=attempt.job.id)
 
+        if os.path.exists(f"{folder}/.completed"):
+            state = Path(folder, "state.json")
+            if not state.exists() or '"COMPLETED"' not in state.read_text():
+                write("COMPLETED", 0)
+            return 0
         write("RUNNING", None)
         assert world.current is not None
         run = CellRun(cell, attempt, world.current, world.now)
@@ -159,10 +164,12 @@ class SweepLife(Life):
         self._submit(lambda: submit.resume(self.folder))
 
     def _submit(self, deed: Any) -> None:
+        was_complete = all(self.completed.get(cell.id) for cell in self.definition.cells)
         outcome = deed()
         ids = [entry.job_id for entry in outcome.submitted]
         self.world.log(f"submitted {ids}: {outcome.cells} cells, {outcome.done} done, {outcome.open} open")
-        if outcome.submitted and all(self.completed.get(cell.id) for cell in self.definition.cells):
+        self.needless += bool(outcome.submitted) and was_complete
+        if outcome.submitted and was_complete and self.needless > (2 if self._could_not_record() else 0):
             self.errors.append(f"{self.folder.path}: every cell is complete, and arrays {ids} were submitted")
 
     def status(self) -> None:

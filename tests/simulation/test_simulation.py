@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import checkers
@@ -14,24 +15,32 @@ from slurm import Job
 
 from hpcjobs.scheduler.base import JobRecord, State
 
-FIXED = 600
-"""Seeds that every run plays."""
-SWEEPS = 400
-"""Seeds of sweeps that every run plays."""
+FIXED = {"jobs": 2400, "sweeps": 600}
+"""Seeds that every run plays, from 0."""
+FRESH = {"jobs": 200, "sweeps": 100}
+"""Seeds that the runs of one day play, and none before."""
+TODAY = 1_000_000 + int(time.time() // 86_400) * 1000
+PORTION = 100
 
 
-@pytest.mark.parametrize("first", range(0, FIXED, 200))
-def test_nothing_is_lost_or_doubled_in_any_schedule_of_the_fixed_seeds(first: int) -> None:
-    played, failures, _ = play_range(first, 200)
-    assert played == 200
+def portions(counts: dict[str, int]) -> list[tuple[str, int]]:
+    return [(lives, first) for lives, count in counts.items() for first in range(0, count, PORTION)]
+
+
+def play_portion(lives: str, first: int) -> None:
+    played, failures, _ = play_range(first, PORTION, lives)
+    assert played == PORTION
     assert not failures, "\n\n".join(describe(failure) for failure in failures[:3])
 
 
-@pytest.mark.parametrize("first", range(0, SWEEPS, 100))
-def test_each_cell_of_a_sweep_is_completed_once_in_any_schedule_of_the_fixed_seeds(first: int) -> None:
-    played, failures, _ = play_range(first, 100, "sweeps")
-    assert played == 100
-    assert not failures, "\n\n".join(describe(failure) for failure in failures[:3])
+@pytest.mark.parametrize(("lives", "first"), portions(FIXED))
+def test_nothing_is_lost_or_doubled_in_any_schedule_of_the_fixed_seeds(lives: str, first: int) -> None:
+    play_portion(lives, first)
+
+
+@pytest.mark.parametrize(("lives", "after"), portions(FRESH))
+def test_nothing_is_lost_or_doubled_in_any_schedule_of_todays_seeds(lives: str, after: int) -> None:
+    play_portion(lives, TODAY + after)
 
 
 def test_a_schedule_is_the_same_each_time_that_it_is_played(tmp_path: Path) -> None:

@@ -63,6 +63,22 @@ def test_the_cells_run_where_hard_links_fail(chunk: Path) -> None:
     assert os.readlink(chunk / "owner") == "101"
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_cell_whose_end_could_not_be_written_is_done_once_its_task_is_run_again(chunk: Path, is_there: bool) -> None:
+    """Else every resume would submit it: it is done, and nothing says so."""
+    run_task(chunk, "101")
+    states = list(chunk.parent.parent.glob("cells/*/state.json"))
+    before = json.loads(states[0].read_text())
+    for state in states[1:]:
+        state.write_text(json.dumps(before | {"state": "RUNNING", "ended": None}))
+        if not is_there:
+            state.unlink()
+    done = run_task(chunk, "101")
+    assert (done.returncode, sorted(ran())) == (0, ["1", "2"]), done
+    assert [json.loads(state.read_text())["state"] for state in states] == ["COMPLETED"] * 2
+    assert json.loads(states[0].read_text()) == before
+
+
 def test_a_second_array_for_the_same_cells_leaves_and_runs_none(chunk: Path) -> None:
     (chunk / "owner").symlink_to("100")
     done = run_task(chunk, "101")
