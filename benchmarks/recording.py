@@ -36,7 +36,7 @@ def record(steps: int) -> float:
     plan = plan_training(config, workload, group.world_size)
     loss = torch.ones(())
     with TemporaryDirectory() as folder, Recorder(group, plan, workload, Path(folder), resumed=None) as recorder:
-        guard = Watchdog(group, Path(folder), recorder.meter, after_s=None, on=True)
+        guard = Watchdog(group, Path(folder), lambda: recorder.meter.recent_steps, after_s=None, on=True)
         with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
             began = time.process_time()
             for step in range(1, steps + 1):

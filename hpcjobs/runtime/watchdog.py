@@ -22,7 +22,7 @@ import threading
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -128,21 +128,14 @@ class Ranks(Protocol):
     def hosts(self) -> tuple[str, ...]: ...
 
 
-class StepTimes(Protocol):
-    """How many steps were timed, and how long the newest steady ones took."""
-
-    @property
-    def step_s(self) -> Sequence[float]: ...
-
-    @property
-    def recent_steps(self) -> Sequence[float]: ...
-
-
 class Watchdog:
     """`beat` at every sign of life; a thread looks at when the last one was."""
 
-    def __init__(self, group: Ranks, run_dir: Path, meter: StepTimes, *, after_s: float | None, on: bool) -> None:
-        self.group, self.folder, self.meter, self.after_s = group, run_dir / FOLDER, meter, after_s
+    def __init__(
+        self, group: Ranks, run_dir: Path, step_s: Callable[[], Sequence[float]], *, after_s: float | None, on: bool
+    ) -> None:
+        """`step_s` returns the times of the newest steady steps."""
+        self.group, self.folder, self.step_s, self.after_s = group, run_dir / FOLDER, step_s, after_s
         self._ran_s = 0.0
         self._step, self._phase, self._when = 0, "data", self._ran_s
         self.limit_s = FIRST_S if after_s is None else after_s
@@ -171,9 +164,9 @@ class Watchdog:
 
     def update_limit(self) -> None:
         """Derives the limit from the newest steps; called when a line of metrics is written, not while watching."""
-        if self.after_s is None and len(self.meter.step_s) >= KNOWN_STEPS:
-            steps = Quantiles.of(self.meter.recent_steps)
-            self.limit_s = LEAST_S if steps is None else min(MOST_S, max(LEAST_S, FACTOR * steps.p95))
+        steps = Quantiles.of(self.step_s()) if self.after_s is None else None
+        if steps is not None and steps.count >= KNOWN_STEPS:
+            self.limit_s = min(MOST_S, max(LEAST_S, FACTOR * steps.p95))
 
     def _watch(self) -> None:
         looked = time.monotonic()
@@ -282,7 +275,7 @@ BEATS = 1000
 
 
 class Heartbeat:
-    """Ends the run with code 19 once no rank shows signs of life; the watchdog's `Ranks` and `StepTimes`.
+    """Ends the run with code 19 once no rank shows signs of life; the watchdog's `Ranks`.
 
     Ranks have met nowhere that this process knows of: each notes its host in the run folder for the others.
     """
@@ -293,7 +286,7 @@ class Heartbeat:
         self._last: float | None = None
         self._folder.mkdir(exist_ok=True)
         (self._folder / f"host-{env.rank}").write_text(own_host(), encoding="utf-8")
-        self._watchdog = Watchdog(self, run_dir, self, after_s=after_s, on=True)
+        self._watchdog = Watchdog(self, run_dir, lambda: tuple(self._between), after_s=after_s, on=True)
 
     def beat(self, step: int) -> None:
         """Record a sign of life, after `step` finished steps."""
@@ -320,14 +313,6 @@ class Heartbeat:
     @property
     def hosts(self) -> tuple[str, ...]:
         return tuple(self._read_host(rank) for rank in range(self._env.world_size))
-
-    @property
-    def step_s(self) -> Sequence[float]:
-        return self._between
-
-    @property
-    def recent_steps(self) -> Sequence[float]:
-        return tuple(self._between)
 
     def _read_host(self, rank: int) -> str:
         try:

@@ -426,7 +426,7 @@ def make_watchdog(call: Call[Any], group: RankGroup, run_dir: Path, recorder: Re
     """Make the watchdog; on with several ranks, if a job script would start the run again, or with `--stall-after`."""
     after_s = call.config.stall_after
     on = group.world_size > 1 or call.stop is not None or after_s is not None
-    return Watchdog(group, run_dir, recorder.meter, after_s=after_s, on=on)
+    return Watchdog(group, run_dir, lambda: recorder.meter.recent_steps, after_s=after_s, on=on)
 
 
 def log_topology(group: RankGroup) -> None:

@@ -51,7 +51,7 @@ def test_watching_a_run_of_a_million_steps_ranks_no_more_times_than_one_of_a_tho
     monkeypatch.setattr(watchdog.Quantiles, "of", counted)
     meter = Meter(torch.device("cpu"))
     meter.step_s.extend([0.01] * A_MILLION)
-    guard = Watchdog(alone(), tmp_path, meter, after_s=None, on=False)
+    guard = Watchdog(alone(), tmp_path, lambda: meter.recent_steps, after_s=None, on=False)
     guard.update_limit()
     looks = [guard.limit_s for _ in range(100)]
     assert ranked == [1000], "one ranking of the newest steps, and none for a look"
@@ -60,7 +60,7 @@ def test_watching_a_run_of_a_million_steps_ranks_no_more_times_than_one_of_a_tho
 
 def test_the_limit_of_the_watchdog_follows_the_newest_steps(tmp_path: Path) -> None:
     meter = Meter(torch.device("cpu"))
-    guard = Watchdog(alone(), tmp_path, meter, after_s=None, on=False)
+    guard = Watchdog(alone(), tmp_path, lambda: meter.recent_steps, after_s=None, on=False)
     assert guard.limit_s == watchdog.FIRST_S
     meter.step_s.extend([0.01] * 3000)
     guard.update_limit()
