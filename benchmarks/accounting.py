@@ -85,7 +85,7 @@ def run_hpcjobs(path: str) -> int:
     from hpcjobs.jobstats.columns import Doubts
     from hpcjobs.jobstats.derive import derive
     from hpcjobs.jobstats.fold import fold, unused_fields
-    from hpcjobs.jobstats.sacct import frames
+    from hpcjobs.jobstats.sources import frames
     from hpcjobs.jobstats.totals import NEEDED, totals
     from hpcjobs.scheduler.slurm.parse import Table
     from hpcjobs.site.library import load_site
@@ -206,9 +206,8 @@ def measure(rows: int, rounds: int, folder: Path, reportseff: str | None) -> boo
 def run_days(folder: str) -> int:
     """`hpcjobs report jobs --by user --since 30d`; sacct's rows lie in ``folder``, a file per hour of submission."""
     from hpcjobs.jobstats import totals
-    from hpcjobs.jobstats.columns import choose, order
-    from hpcjobs.jobstats.filters import JobFilter
-    from hpcjobs.jobstats.sacct import AccountingQuery, Sacct
+    from hpcjobs.jobstats.columns import JobFilter, choose, order
+    from hpcjobs.jobstats.sources import AccountingQuery, Sacct
     from hpcjobs.processes.programs import Result
     from hpcjobs.site.models import Site
 

@@ -63,7 +63,7 @@ GROUPS = {
         "alloc": ("interactive", "Allocate nodes now for a shell or a program."),
         "shell": ("interactive", "Open a shell on a node of a running job."),
         "exec": ("interactive", "Run a command on the nodes of a running job."),
-        "jupyter": ("jupyter", "Jupyter on a node: start, list, open, stop."),
+        "jupyter": ("interactive", "Jupyter on a node: start, list, open, stop."),
     },
     "Sites, nodes and images": {
         "sites": ("sites", "List the sites; `sites init` writes a site file."),
@@ -77,7 +77,7 @@ GROUPS = {
         "cloud": ("rehearse", "A rented cluster: render, check, plan, up, down."),
     },
     "This program": {
-        "help": ("help", "Explain a command, or a topic: hpcjobs help topics."),
+        "help": ("about", "Explain a command, or a topic: hpcjobs help topics."),
         "doctor": ("about", "Examine this installation: text for a bug report."),
         "skill": ("about", "Print SKILL.md: the commands as an agent or script needs them."),
         "completion": ("completion", "Print the completion script of bash, zsh or fish."),

@@ -22,7 +22,7 @@ from hpcjobs.units import clock, human_bytes, human_duration
 if TYPE_CHECKING:
     import polars as pl
 
-    from hpcjobs.jobstats.filters import JobFilter
+    from hpcjobs.jobstats.columns import JobFilter
     from hpcjobs.jobstats.sources import AccountingTable
 
 _HEADERS: Final = {
@@ -135,7 +135,7 @@ def _make_filter(
     ids: list[str] | None, since: str, until: str | None, users: list[str] | None, all_users: bool, account: str | None,
     states: list[str] | None, name: str | None, clusters: str | None,
 ) -> JobFilter:  # fmt: skip
-    from hpcjobs.jobstats.filters import JobFilter, check_states, parse_moment
+    from hpcjobs.jobstats.columns import JobFilter, check_states, parse_moment
     from hpcjobs.user import user_name
 
     first, last = parse_moment("--since", since), None if until is None else parse_moment("--until", until)

@@ -49,8 +49,7 @@ def top(
             "hpcjobs top needs a terminal", hint="hpcjobs ps prints the jobs; hpcjobs ps --watch repeats it"
         )
     from hpcjobs.run.listing import scheduler_of, site_asked
-    from hpcjobs.top.actions import RealActions
-    from hpcjobs.top.look import Looker, select_watched
+    from hpcjobs.top.look import Looker, RealActions, select_watched
     from hpcjobs.top.screen import TopScreen
 
     looker = Looker(select_watched(jobs or [], site=site), site=site)

@@ -20,7 +20,7 @@ from hpcjobs.diagnosis.log import (
     select_last,
 )
 from hpcjobs.diagnosis.matches import Match, choose_match, find_matches, is_independent, is_of_program
-from hpcjobs.diagnosis.rules.rule import PROGRAM_ERROR
+from hpcjobs.diagnosis.rules.system import PROGRAM_ERROR
 from hpcjobs.diagnosis.values import Diagnosis, Evidence, Failure, JobFacts, Kind, LogLine
 from hpcjobs.job.environment import OTHER_ENVIRONMENTS, find_private_installer
 from hpcjobs.scheduler.base import describe_exit, signal_of

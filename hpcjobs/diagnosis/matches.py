@@ -9,9 +9,8 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from hpcjobs.diagnosis.log import TRACEBACK, signal_reported_by_shell
-from hpcjobs.diagnosis.rules import RULES, may_explain
-from hpcjobs.diagnosis.rules.languages import LAST_WORDS
-from hpcjobs.diagnosis.rules.rule import Rule
+from hpcjobs.diagnosis.rules import LAST_WORDS, RULES, may_explain
+from hpcjobs.diagnosis.rules.system import Rule
 from hpcjobs.diagnosis.values import Kind, LogLine
 
 _CHAINED = re.compile(r"During handling of the above exception|The above exception was the direct cause")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
-    from hpcjobs.jobstats.filters import Moment
+    from hpcjobs.jobstats.columns import Moment
     from hpcjobs.site.models import Site
 
 _REPEATING = (
@@ -64,7 +64,7 @@ def accounting(
             the queue answers. RequestError: a time, a state or a cluster does not exist.
     """
     require_packages("pandas", "polars", purpose="hpcjobs.accounting()")
-    from hpcjobs.jobstats.filters import JobFilter, check_states, parse_moment
+    from hpcjobs.jobstats.columns import JobFilter, check_states, parse_moment
     from hpcjobs.jobstats.sources import gather
 
     def tuple_of(values: Sequence[str | int] | None) -> tuple[str, ...] | None:

@@ -14,7 +14,7 @@ import polars as pl
 from matplotlib.figure import Figure
 
 from hpcjobs.jobstats.advice import Advice, JobUsage, advise
-from hpcjobs.jobstats.filters import JobFilter
+from hpcjobs.jobstats.columns import JobFilter
 from hpcjobs.jobstats.sources import AccountingTable
 from hpcjobs.jobstats.totals import totals
 from hpcjobs.pages import PageTable, Picture, Section, figures, render, save_parquet, save_text

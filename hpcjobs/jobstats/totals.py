@@ -12,9 +12,8 @@ import polars as pl
 
 from hpcjobs.errors import RequestError, SchedulerError, nearest
 from hpcjobs.jobstats.cache import Window, days, following, query_folder, read_parquet, write_parquet
-from hpcjobs.jobstats.columns import Doubts
+from hpcjobs.jobstats.columns import Doubts, JobFilter
 from hpcjobs.jobstats.derive import JOB_KEY, MEASURED_J, NO_JOB, PUT_BACK, REQUEUE_S, derive, known_sum
-from hpcjobs.jobstats.filters import JobFilter
 from hpcjobs.jobstats.sources import AccountingTable, filter_jobs, gather, open_sacct
 from hpcjobs.jobstats.usage import add_running_usage
 from hpcjobs.site.library import site_or_cluster

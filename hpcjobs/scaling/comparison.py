@@ -15,10 +15,9 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.files import write_beside
 from hpcjobs.pages.figures import COLOURS, GREY, add_legend, escape_math, new_figure, style_axes
-from hpcjobs.scaling import plots
 from hpcjobs.scaling.analysis import Analysis, SizeResult
 from hpcjobs.scaling.fits import Interval, Ratio, format_p_value, reaches
-from hpcjobs.scaling.page import NOT_MEASURED, interval
+from hpcjobs.scaling.page import NOT_MEASURED, error_lengths, interval
 from hpcjobs.scaling.study import Study
 from hpcjobs.site.models import Frozen
 from hpcjobs.site.yaml_file import read_yaml
@@ -277,7 +276,7 @@ def draw(named: Sequence[tuple[str, Analysis]]) -> Figure:
 
 def _error_bars(axes: Axes, points: Sequence[tuple[int, Interval]], colour: str, label: str | None) -> None:
     values = [value for _, value in points]
-    lengths = plots.error_lengths(values)
+    lengths = error_lengths(values)
     axes.errorbar([n for n, _ in points], [v.value for v in values], yerr=lengths, fmt="o-", capsize=3, color=colour,
                   label=label)  # fmt: skip
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from hpcjobs.jobstats.advice import Advice, JobUsage, advise
-from hpcjobs.jobstats.filters import JobFilter
+from hpcjobs.jobstats.columns import JobFilter
 from hpcjobs.jobstats.sources import gather
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.record.names import MANIFEST

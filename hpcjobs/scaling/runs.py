@@ -10,7 +10,7 @@ import msgspec
 import polars as pl
 
 from hpcjobs.job.array import task_ids
-from hpcjobs.jobstats.filters import JobFilter
+from hpcjobs.jobstats.columns import JobFilter
 from hpcjobs.jobstats.sources import gather
 from hpcjobs.record.figures import LINE_CHARACTERS, find_rate
 from hpcjobs.record.names import SUMMARY

@@ -1,4 +1,4 @@
-"""The screen of ``hpcjobs top``: `look` queries and reads; `rows` and `text` are pure; `actions` are the keys.
+"""The screen of ``hpcjobs top``: `look` queries, reads and acts; `rows` and `text` are pure.
 
 `screen` draws with textual.
 """

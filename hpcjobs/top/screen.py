@@ -1,4 +1,4 @@
-"""The screen of ``hpcjobs top``, drawn with textual: it shows the results of `rows` and `text`, and calls `actions`.
+"""The screen of ``hpcjobs top``, drawn with textual: it shows the results of `rows` and `text`, and calls `Actions`.
 
 One thread at a time asks the scheduler or reads files, and hands its result to the screen. Only the visible lines of
 the table are made into text, so a thousand rows cost as much as fifty.
@@ -29,8 +29,7 @@ from hpcjobs.errors import HpcJobsError
 from hpcjobs.printable import printable, printable_document, printable_line
 from hpcjobs.processes.programs import run_in_terminal
 from hpcjobs.scheduler.base import choose_colour
-from hpcjobs.top.actions import Actions
-from hpcjobs.top.look import Looker
+from hpcjobs.top.look import Actions, Looker
 from hpcjobs.top.rows import SORTS, JobRow, Snapshot, View, make_rows
 from hpcjobs.top.text import Column, cells, choose_columns, describe, headline, titles
 

@@ -18,8 +18,7 @@ import pytest
 
 import hpcjobs
 from hpcjobs.errors import HpcJobsError, RequestError
-from hpcjobs.jobstats.columns import COLUMNS, unit_of
-from hpcjobs.jobstats.filters import parse_moment
+from hpcjobs.jobstats.columns import COLUMNS, parse_moment, unit_of
 from hpcjobs.scaling import handle
 from hpcjobs.sweeps import results
 

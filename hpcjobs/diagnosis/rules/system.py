@@ -1,9 +1,48 @@
-"""Rules about the node, its files, memory and network, and about programs that do not start."""
+"""The type of a rule about a line of a log, and the rules about the node.
+
+Its files, memory, network and GPUs, and programs that do not start.
+"""
 
 from __future__ import annotations
 
-from hpcjobs.diagnosis.rules.rule import PROGRAM_ERROR, Rule, rule
+import re
+from typing import NamedTuple
+
+from hpcjobs import gpu_errors
 from hpcjobs.diagnosis.values import Kind
+
+PROGRAM_ERROR = "program-error"
+"""The cause for an error message of the program itself, for example of the bundled trainers."""
+
+
+class Rule(NamedTuple):
+    """A pattern of one line of a log, its cause, and the fixes.
+
+    Named groups of the pattern fill placeholders of ``text`` and ``fix``; values of the job fill ``fix``.
+    """
+
+    cause: str
+    pattern: re.Pattern[str]
+    text: str
+    fix: tuple[str, ...] = ()
+    kind: Kind = Kind.CAUSE
+    certain: bool = True
+    more_precise_than: tuple[str, ...] = ()
+    """Causes that this one explains: the same rank reports them too, on its way to this error."""
+
+
+def rule(
+    cause: str,
+    pattern: str,
+    text: str,
+    *fix: str,
+    kind: Kind = Kind.CAUSE,
+    certain: bool = True,
+    more_precise_than: tuple[str, ...] = (),
+) -> Rule:
+    """Make a rule from the text of a pattern; small and capital letters differ."""
+    return Rule(cause, re.compile(pattern), text, fix, kind, certain, more_precise_than)
+
 
 _MORE_MEMORY = "{again} --mem {more_memory}"
 _MISSING = ("python-module-missing", "python-import-failed", "command-missing", "shared-library-missing")
@@ -371,6 +410,55 @@ SYSTEM: tuple[Rule, ...] = (
         r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ \*\*\*",
         "The job was cancelled: by somebody's scancel, or by a program that watches it",
         "{again}",
+        certain=False,
+    ),
+)
+
+_BAD_NODE = "{again} --exclude {host}  # and tell the administrators"
+_FIXES = {
+    gpu_errors.BROKEN: _BAD_NODE,
+    gpu_errors.NOT_READY: _BAD_NODE,
+    gpu_errors.MISSING: "{again} --gpus-per-node 1",
+}
+"""Commands for a job, where the table has none or one for a trainer."""
+
+GPU: tuple[Rule, ...] = (
+    *(
+        rule(error.cause, error.pattern, error.text, _FIXES.get(error, error.fix))
+        for error in gpu_errors.KINDS
+        if error.effect != gpu_errors.RANK_LOST  # a consequence: among the rules of ranks
+    ),
+    rule(
+        gpu_errors.FULL.cause,
+        r"RESOURCE_EXHAUSTED: .*(?i:out of memory|failed to allocate)",  # JAX, TensorFlow
+        gpu_errors.FULL.text,
+        "a smaller batch",
+    ),
+    rule(
+        gpu_errors.MISSING.cause,
+        r"No devices were found",  # nvidia-smi
+        gpu_errors.MISSING.text,
+        "{again} --gpus-per-node 1",
+    ),
+    rule(
+        "gpu-busy",
+        r"CUDA-capable device\(s\) is/are busy or unavailable|all CUDA-capable devices are busy",
+        "The GPU is used by another process and admits one only (compute mode), or its driver gives it to nobody",
+        "nvidia-smi  # on the node: `Compute M.` and the processes; two ranks must not take the same GPU",
+        certain=False,
+    ),
+    rule(
+        "gpu-assertion",
+        r"device-side assert triggered|CUDA error: an illegal memory access",
+        "A kernel on the GPU met a wrong index or address; often a label outside the number of classes",
+        "{again} --env CUDA_LAUNCH_BLOCKING=1  # names the line",
+    ),
+    rule(
+        "gpu-kernel-failed",
+        r"unspecified launch failure|CUDA error: (?:misaligned address|an illegal instruction|hardware stack error"
+        r"|invalid program counter)|Memory access fault by GPU node|HSA_STATUS_ERROR_EXCEPTION",
+        "A kernel on the GPU was ended: mostly by a wrong address in the program or in an extension",
+        "{again} --env CUDA_LAUNCH_BLOCKING=1 --env AMD_SERIALIZE_KERNEL=3  # names the line",
         certain=False,
     ),
 )

@@ -20,8 +20,7 @@ from waiting import eventually
 
 from hpcjobs import sandbox as sandboxes
 from hpcjobs.sandbox import Shape
-from hpcjobs.top.actions import RealActions
-from hpcjobs.top.look import Looker
+from hpcjobs.top.look import Looker, RealActions
 from hpcjobs.top.screen import JobTable, TopScreen
 
 TASKS, REFRESHES = int(os.environ.get("TASKS", "1000")), 10

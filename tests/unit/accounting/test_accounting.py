@@ -15,7 +15,7 @@ from hpcjobs.jobstats.columns import COLUMNS, SACCT_COLUMNS, Doubts, choose, ord
 from hpcjobs.jobstats.dataframe import to_pandas
 from hpcjobs.jobstats.derive import derive, merge_attempts, number_uses
 from hpcjobs.jobstats.fold import fold
-from hpcjobs.jobstats.sacct import AccountingQuery, Sacct, frames
+from hpcjobs.jobstats.sources import AccountingQuery, Sacct, frames
 from hpcjobs.scheduler.base import State
 from hpcjobs.scheduler.slurm.parse import Table
 from hpcjobs.site.models import NodeShape, Partition, Prices, Site, Watts

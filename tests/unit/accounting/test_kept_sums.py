@@ -11,8 +11,8 @@ import pytest
 from sacct_versions import FakeSacct, row, step
 
 from hpcjobs.jobstats import totals
-from hpcjobs.jobstats.filters import JobFilter
-from hpcjobs.jobstats.sacct import AccountingQuery, Sacct
+from hpcjobs.jobstats.columns import JobFilter
+from hpcjobs.jobstats.sources import AccountingQuery, Sacct
 from hpcjobs.site.models import Site
 
 NOON = int((datetime.now().replace(hour=12, minute=0, second=0, microsecond=0) - timedelta(days=4)).timestamp())

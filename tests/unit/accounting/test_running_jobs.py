@@ -12,7 +12,7 @@ from hpcjobs.errors import CommandMissingError
 from hpcjobs.jobstats.columns import SACCT_COLUMNS, Doubts
 from hpcjobs.jobstats.derive import derive
 from hpcjobs.jobstats.fold import fold
-from hpcjobs.jobstats.sacct import frames
+from hpcjobs.jobstats.sources import frames
 from hpcjobs.jobstats.totals import totals
 from hpcjobs.jobstats.usage import add_running_usage
 from hpcjobs.processes.programs import Result

@@ -12,7 +12,7 @@ from sacct_versions import DATA, SEPARATOR
 from hpcjobs.jobstats.columns import Doubts
 from hpcjobs.jobstats.derive import derive, merge_attempts, number_uses
 from hpcjobs.jobstats.fold import fold
-from hpcjobs.jobstats.sacct import frames
+from hpcjobs.jobstats.sources import frames
 from hpcjobs.record.state import State
 from hpcjobs.scheduler.slurm.parse import Table
 from hpcjobs.site.models import Partition, Site

@@ -17,8 +17,7 @@ from test_golden_output import verbs
 from verb_cases import bad_node, drill, fabric, image, no_wheel, samples, sandbox_up, session, study, sweep
 
 from hpcjobs.cli import app
-from hpcjobs.cli.json_output import OUTPUTS, output_type, print_as, schema
-from hpcjobs.cli.json_page import page
+from hpcjobs.cli.json_output import OUTPUTS, json_page, output_type, print_as, schema
 from hpcjobs.cli.output import print_json
 
 PAGE = Path(__file__).parents[3] / "docs" / "json.md"
@@ -183,15 +182,15 @@ def test_waiting_prints_json_when_its_time_is_over_too(cluster: SampleCluster) -
 
 
 def test_every_link_of_the_page_leads_to_a_value() -> None:
-    text = page()
+    text = json_page()
     links = set(re.findall(r"\]\(#([a-z]+)\)", text))
     assert links <= {name.lower() for name in re.findall(r"(?m)^### (\w+)$", text)}
 
 
 def test_the_page_is_made_from_the_types() -> None:
     if os.environ.get("GOLDEN") == "write":
-        PAGE.write_text(page(), encoding="utf-8")
-    assert PAGE.read_text(encoding="utf-8") == page(), "GOLDEN=write makes it anew"
+        PAGE.write_text(json_page(), encoding="utf-8")
+    assert PAGE.read_text(encoding="utf-8") == json_page(), "GOLDEN=write makes it anew"
 
 
 def test_a_path_that_is_not_utf8_is_printed_with_question_marks(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,8 +14,8 @@ from commandline import ok, within
 from hpcjobs.diagnosis.failed import diagnose
 from hpcjobs.diagnosis.log import parse_line
 from hpcjobs.diagnosis.matches import find_matches
-from hpcjobs.diagnosis.rules import RULES, may_explain
-from hpcjobs.diagnosis.rules.rule import Rule, find_required_texts
+from hpcjobs.diagnosis.rules import RULES, find_required_texts, may_explain
+from hpcjobs.diagnosis.rules.system import Rule
 from hpcjobs.diagnosis.values import Diagnosis, JobFacts, Kind
 
 

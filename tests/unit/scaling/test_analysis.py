@@ -15,7 +15,7 @@ from hpcjobs.errors import ConfigError, RequestError
 from hpcjobs.jobstats.derive import SCHEMA
 from hpcjobs.jobstats.sources import AccountingTable
 from hpcjobs.record.summary import Quantiles, RunSummary, Throughput
-from hpcjobs.scaling import comparison, page, plots, right_size
+from hpcjobs.scaling import comparison, page, right_size
 from hpcjobs.scaling import runs as scaling_runs
 from hpcjobs.scaling.analysis import analyse, analyse_series
 from hpcjobs.scaling.right_size import advise_nodes
@@ -67,7 +67,7 @@ def test_table_speedup_and_efficiency_are_against_the_smallest_size() -> None:
 
 def test_the_parts_of_a_bar_add_up_to_a_step_and_its_share_of_checkpoints() -> None:
     table = runs({1: 100, 2: 180}, checkpoint_share=0.05)
-    (axes,) = plots.figures(analyse(table), table)["breakdown"].axes
+    (axes,) = page.draw_figures(analyse(table), table)["breakdown"].axes
     heights = [[bar.get_height() for bar in part] for part in axes.containers]
     assert [part.get_label() for part in axes.containers] == ["compute", "communication", "data wait", "checkpoint"]
     assert [heights[n][1] for n in range(4)] == pytest.approx([70, 20, 10, 5])  # milliseconds of a step of 100
@@ -100,7 +100,7 @@ def test_compute_is_unknown_where_a_part_of_the_step_was_not_measured(unknown: s
     headers, rows = page.sizes(analysis)
     assert "compute" not in headers
     assert "100%" not in rows[1]
-    assert "breakdown" not in plots.figures(analysis, runs({1: 100, 2: 180}))
+    assert "breakdown" not in page.draw_figures(analysis, runs({1: 100, 2: 180}))
 
 
 def test_one_rank_waits_for_no_other_and_computes_when_it_does_not_wait_for_data() -> None:
@@ -201,7 +201,7 @@ def test_the_page_needs_no_network_and_escapes_what_it_is_given(here: Path) -> N
     )
     assert "<script>" not in html
     assert "&lt;b&gt;" in html
-    assert html.count("<svg") == len(plots.figures(analysis, table)) == 4
+    assert html.count("<svg") == len(page.draw_figures(analysis, table)) == 4
     assert {path.name for path in written} >= {"report.md", "runs.csv", "runs.parquet", "speedup.png", "spread.svg"}
     assert all(path.stat().st_size > 0 for path in written)
     assert pl.read_parquet(here / "out" / "runs.parquet").to_dicts() == table.to_dicts()

@@ -13,9 +13,8 @@ from matplotlib.text import Text
 from test_analysis import amdahl, runs
 
 from hpcjobs.pages import figures
-from hpcjobs.scaling import plots
 from hpcjobs.scaling.analysis import analyse
-from hpcjobs.scaling.plots import draw_hosts, host_spread
+from hpcjobs.scaling.page import draw_figures, draw_hosts, host_spread
 from hpcjobs.sweeps import results_page
 
 STUDIES = {
@@ -54,14 +53,14 @@ def _texts(figure: Figure) -> list[Text]:
 def test_labels_do_not_overlap(name: str, mode: str) -> None:
     of_size = amdahl(0.02, *STUDIES[name]) if mode == "strong" else {n: 100.0 * n**0.97 for n in STUDIES[name]}
     table = runs(of_size)
-    for kind, figure in plots.figures(analyse(table), table).items():
+    for kind, figure in draw_figures(analyse(table), table).items():
         assert overlaps(figure) == [], kind
 
 
 def test_the_smallest_sizes_have_labels_of_their_own() -> None:
     """On a linear axis from 1 to 64 the labels 1 and 2 ran into each other."""
     table = runs(amdahl(0.02, *STUDIES["doubled"]))
-    (axes,) = plots.figures(analyse(table), table)["speedup"].axes
+    (axes,) = draw_figures(analyse(table), table)["speedup"].axes
     assert [label.get_text() for label in axes.get_xticklabels()] == [str(n) for n in STUDIES["doubled"]]
 
 
@@ -135,7 +134,7 @@ def test_a_legend_is_no_wider_than_its_picture(labels: list[str]) -> None:
 
 def test_laws_of_runs_that_do_not_scatter_are_not_drawn_as_excluded() -> None:
     alike = runs({1: 100.0, 2: 200.0, 4: 400.0}).with_columns(throughput=pl.col("nodes") * 100.0)
-    axes = plots.figures(analyse(alike), alike)["speedup"].axes[0]
+    axes = draw_figures(analyse(alike), alike)["speedup"].axes[0]
     labels = axes.get_legend_handles_labels()[1]
     assert "Amdahl" in labels
     assert not [label for label in labels if "excluded" in label]
