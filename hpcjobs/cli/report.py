@@ -2,31 +2,200 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from hpcjobs.cli import report_jobs
 from hpcjobs.cli.arguments import VerbGroup
-from hpcjobs.cli.completion import complete_jobs, complete_studies, complete_sweeps
+from hpcjobs.cli.completion import complete_jobs, complete_states, complete_studies, complete_sweeps
 from hpcjobs.cli.output import Json, SiteName, note, opt, print_output, print_table
-from hpcjobs.errors import RequestError
+from hpcjobs.cli.terminal import raw
+from hpcjobs.errors import RequestError, nearest
 from hpcjobs.extras import require_packages
 from hpcjobs.remote.outputs import record_output
 from hpcjobs.units import format_count
 
 if TYPE_CHECKING:
+    from hpcjobs.jobstats.columns import JobFilter
     from hpcjobs.scaling.analysis import Analysis
 
 
+HEADERS: Final = {
+    "JOB": "job_id", "NAME": "name", "USER": "user", "STATE": "state", "NODES": "nodes", "CPUS": "cpus", "GPUS": "gpus",
+    "WAIT": "queue_wait_s", "ELAPSED": "elapsed_s", "CPU": "cpu_efficiency", "MEM": "mem_efficiency",
+    "GOODPUT": "goodput", "ENERGY": "energy_j", "COST": "cost", "ADVICE": "advice",
+}  # fmt: skip
+"""Header -> column, in the order of the table."""
+_MORE_HEADERS: Final = {"GPU": "gpu_utilization", "LIMIT": "time_limit_s", "EXIT": "exit_code"}
+_WATCH_S: Final = 60.0
+"""Between two tables of --watch: each asks slurmdbd."""
+
 app = typer.Typer(cls=VerbGroup, rich_markup_mode=None, add_completion=False, no_args_is_help=True)
-app.command()(report_jobs.jobs)
 
 
 @app.callback()
 def report() -> None:
     """Reports on jobs (from the accounting), scaling studies and sweeps, and what to request next time."""
+
+
+@app.command()
+def jobs(
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Job ids, of any user; without ids the options select jobs.",
+            show_default=False,
+            autocompletion=complete_jobs,
+        ),
+    ] = None,
+    site: SiteName = None,
+    since: Annotated[
+        str, typer.Option(help="Jobs that ended since then (7d, 12h, 2026-11-01), or have not ended.")
+    ] = "7d",
+    until: Annotated[
+        str | None, opt("--until", help="Jobs submitted before: 2d, 2026-11-15, 2026-11-15T12:00.")
+    ] = None,
+    user: Annotated[list[str] | None, opt("--user", "-u", help="Jobs of this user; may be repeated [me].")] = None,
+    all_users: Annotated[bool, typer.Option("--all-users", "-a", help="Jobs of all users that sacct shows.")] = False,
+    account: Annotated[str | None, opt("--account", "-A", help="Jobs of this account.")] = None,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--state",
+            help="Jobs in this state: COMPLETED, FAILED, ...; may be repeated.",
+            show_default=False,
+            autocompletion=complete_states,
+        ),
+    ] = None,
+    name: Annotated[str | None, opt("--name", "-J", help="Jobs with names of this pattern: 'train-*'.")] = None,
+    cluster: Annotated[
+        str | None, opt("--cluster", "-M", help="Jobs of other clusters of the site's slurmdbd: a, or a,b.")
+    ] = None,
+    all_clusters: Annotated[bool, typer.Option("--all-clusters", help="Jobs of all clusters of its slurmdbd.")] = False,
+    by: Annotated[
+        str | None,
+        opt("--by", help="Sums by user, account, partition, qos, state, name or day; two with a comma: user,state."),
+    ] = None,
+    columns: Annotated[
+        str | None, opt("--columns", help="Columns in this order: job,state,elapsed,mem_used_bytes.")
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Print the table again every minute, until Ctrl-C.")] = False,
+    as_json: Json = False,
+    csv: Annotated[Path | None, opt("--csv", help="Write all columns to this CSV file ('-': print).")] = None,
+    parquet: Annotated[Path | None, opt("--parquet", help="Write all columns to this Parquet file.")] = None,
+    page: Annotated[
+        Path | None, opt("--page", "-O", help="Write a page to this folder: use and waits over time, wastes (HTML).")
+    ] = None,
+) -> None:
+    """Report on jobs from the accounting: waits, efficiencies, energy, cost, and what to request next time."""
+    shown = _choose_columns(columns)
+    if watch and (as_json or csv or parquet or page):
+        raise RequestError("--watch prints a table", hint="leave --json, --csv, --parquet and --page out")
+    if by is not None and (columns or csv or parquet or page):
+        raise RequestError("--by prints sums", hint="leave --columns, --csv, --parquet and --page out")
+    if cluster is not None and all_clusters:
+        raise RequestError("--cluster and --all-clusters exclude each other", hint="leave one of them out")
+    for path in (csv, parquet, page):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise RequestError(f"{path} cannot be written: there is no folder {path.absolute().parent}")
+
+    def look() -> None:
+        job_filter = _make_filter(
+            ids, since, until, user, all_users, account, state, name, "all" if all_clusters else cluster
+        )
+        if not (ids or csv or parquet or page) and _is_without_jobs(site):
+            if as_json:
+                print_output("report jobs" if by is None else "report jobs --by", [])
+            else:
+                print("no jobs")
+            return
+        require_packages("polars")
+        from hpcjobs.cli import report_jobs
+
+        if by is not None:
+            report_jobs.print_sums(job_filter, site, by=by, as_json=as_json)
+            return
+        table = report_jobs.gather_jobs(job_filter, site)
+        if page is not None:
+            report_jobs.write_page(table, page, job_filter, site)
+        if csv is not None or parquet is not None:
+            report_jobs.write_table(table.jobs, csv=csv, parquet=parquet)
+        elif as_json:
+            print_output("report jobs", table.jobs.to_dicts())
+        elif page is None:
+            report_jobs.print_jobs(table.jobs, table.attempts, shown)
+
+    while watch:
+        print("\x1b[H\x1b[2J" if sys.stdout.isatty() else "", end="", file=raw(sys.stdout))
+        print(time.strftime("%F %T"))
+        look()
+        sys.stdout.flush()
+        time.sleep(_WATCH_S)
+    look()
+
+
+def _make_filter(
+    ids: list[str] | None, since: str, until: str | None, users: list[str] | None, all_users: bool, account: str | None,
+    states: list[str] | None, name: str | None, clusters: str | None,
+) -> JobFilter:  # fmt: skip
+    from hpcjobs.jobstats.columns import JobFilter, check_states, parse_moment
+    from hpcjobs.user import user_name
+
+    first, last = parse_moment("--since", since), None if until is None else parse_moment("--until", until)
+    if last is not None and last <= first:
+        raise RequestError(f"--until {until} is not after --since {since}")
+    check_states("--state", states or ())
+    return JobFilter(
+        since=first,
+        until=last,
+        users=tuple(users) if users else None if all_users or ids else (user_name(),),
+        account=account,
+        states=tuple(states) if states else None,
+        name=name,
+        job_ids=tuple(ids) if ids else None,
+        cluster=clusters,
+    )
+
+
+def _is_without_jobs(site: str | None) -> bool:
+    """Whether the site is this machine and no job was ever submitted here; the tables need not be loaded then."""
+    from hpcjobs.run import index
+    from hpcjobs.site.library import site_or_cluster
+
+    return not site_or_cluster(site).kind.has_accounting and all(entry.kind.has_accounting for entry in index.entries())
+
+
+class Column(NamedTuple):
+    """One column of the table of jobs."""
+
+    header: str
+    name: str
+    """Column of the accounting, or ``advice``."""
+
+
+def _choose_columns(text: str | None) -> list[Column]:
+    """The columns of the table: headers in any case, or columns of the accounting.
+
+    Raises:
+        RequestError: no column of that name.
+    """
+    from hpcjobs.jobstats.columns import COLUMNS
+
+    if text is None:
+        return [Column(header, name) for header, name in HEADERS.items()]
+    known = HEADERS | _MORE_HEADERS
+    headers = {name: header for header, name in known.items()}
+    chosen = []
+    for part in (one.strip() for one in text.split(",")):
+        name = known.get(part.upper(), part.lower())
+        if name not in COLUMNS and name not in headers:
+            names = [*(header.lower() for header in known), *COLUMNS]
+            raise RequestError(f"--columns {part}: no such column", hint=nearest(part.lower(), names))
+        chosen.append(Column(headers.get(name, name.upper()), name))
+    return chosen
 
 
 @app.command()
