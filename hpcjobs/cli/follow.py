@@ -23,6 +23,7 @@ from hpcjobs.diagnosis.log import last_lines
 from hpcjobs.errors import HpcJobsError, HpcJobsWarning, RequestError, reason_of
 from hpcjobs.record.state import FirstFailure
 from hpcjobs.run import logs as job_logs
+from hpcjobs.run.figures import has_reader, read_figures, read_problems
 from hpcjobs.run.folder import output_dir, task_dir
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import own_ids, read_attempts, read_state
@@ -244,8 +245,6 @@ def _describe_ending(record: JobRecord) -> str:
 
 def print_figures(jobs: Iterable[Known]) -> None:
     """Print the figures of merit from the logs of ended jobs, and the problems with reading them."""
-    from hpcjobs.run.figures import has_reader, read_figures, read_problems
-
     ended = [(job.entry, record) for job in jobs for record in job.records if record.state is not State.UNKNOWN]
     for entry, record in ended[:_MOST_FAILURES]:
         folder = output_dir(Path(entry.run_dir), record.job_id)

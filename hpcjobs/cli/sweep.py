@@ -16,14 +16,17 @@ from hpcjobs.cli.arguments import CommandLineError, VerbGroup
 from hpcjobs.cli.completion import complete_program, complete_sweeps
 from hpcjobs.cli.options import EPILOG, ProgramCommand, with_job_options
 from hpcjobs.cli.output import Json, SiteName, cell, note, opt, print_output, print_table
+from hpcjobs.cli.progress import wait_for_sweep
+from hpcjobs.cli.submit import print_notes
 from hpcjobs.cli.terminal import write_document
 from hpcjobs.errors import RequestError
 from hpcjobs.files import naming_errors
 from hpcjobs.job.models import JobSpec
+from hpcjobs.job.project import refuse_job_name
 from hpcjobs.remote.outputs import record_output
+from hpcjobs.scaling import study
 from hpcjobs.site.checks import check_name
 from hpcjobs.site.library import default_site
-from hpcjobs.top.text import HEADERS
 from hpcjobs.units import format_count
 
 if TYPE_CHECKING:
@@ -96,8 +99,6 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Submit one cell per combination, except cells that are done, and return."""
-    from hpcjobs.cli.submit import print_notes
-    from hpcjobs.job.project import refuse_job_name
     from hpcjobs.sweeps import spec as written
     from hpcjobs.sweeps.sweep import of_definition
 
@@ -123,8 +124,6 @@ def run(
         return
     _report(sweep, sweep.submit(), as_json=as_json)
     if wait:
-        from hpcjobs.cli.progress import wait_for_sweep
-
         raise typer.Exit(wait_for_sweep(sweep))
 
 
@@ -207,8 +206,6 @@ def resume(
     sweep = find_sweep(name)
     _report(sweep, sweep.resume(), as_json=as_json)
     if wait:
-        from hpcjobs.cli.progress import wait_for_sweep
-
         raise typer.Exit(wait_for_sweep(sweep))
 
 
@@ -266,6 +263,8 @@ def _leading_columns(table: Results) -> list[str]:
 
 
 def _print_rows(columns: list[str], rows: list[dict[str, Any]]) -> None:
+    from hpcjobs.top.text import HEADERS
+
     headers = [column.upper() if column.endswith("_s") else HEADERS.get(column, column.upper()) for column in columns]
     print_table(headers, ([cell(row.get(c)) for c in columns] for row in rows))
 
@@ -338,8 +337,6 @@ def scale(
     With --strong, the --batch-size of PROGRAM is divided by the ranks, so the global batch is constant. With --weak,
     it is the batch size of every rank.
     """
-    from hpcjobs.job.project import refuse_job_name
-    from hpcjobs.scaling import study
     from hpcjobs.scaling.study_sweep import submit_study
 
     if not request.no_check:
@@ -383,7 +380,6 @@ def scale(
 
 def _wait(study: Study) -> int:
     """Wait for all runs and name the failed ones; 0 if all succeeded."""
-    from hpcjobs.cli.progress import wait_for_sweep
     from hpcjobs.scaling.study_sweep import sweep_of
 
     sweep = sweep_of(study)

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from hpcjobs import __version__, slurm_commands
 from hpcjobs.errors import HpcJobsError, reason_of
 from hpcjobs.files import cache_dir, config_dir, state_dir
-from hpcjobs.job.script import locate_run_root
+from hpcjobs.job.environment import locate_run_root
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Site

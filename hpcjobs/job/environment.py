@@ -1,4 +1,4 @@
-"""The environment of a job's processes: Python, the site's software, exported variables, options of the container."""
+"""The environment of a job's processes: run root, shell files, Python, the site's software, variables, container."""
 
 from __future__ import annotations
 
@@ -8,18 +8,59 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from string import Template
 
+from hpcjobs.data import data_folder
 from hpcjobs.errors import RequestError
 from hpcjobs.job.launch import Raw
 from hpcjobs.job.models import Inside, Job
 from hpcjobs.runtime.exits import ExitCode
 from hpcjobs.site.models import Environment, Site
 from hpcjobs.slurm_commands import HOST_NAMES
+from hpcjobs.user import user_name
 
 OTHER_ENVIRONMENTS = "`environment` (venv or conda), `modules` or `python` of the site file"
 """How a user names the Python of the jobs, for messages."""
 _RECEIPTS = {"pipx_metadata.json": "pipx", "uv-receipt.toml": "uv tool"}
 """Files that installers of single programs leave in the environments that they make for each."""
+SHELL_FOLDER = "shell"
+"""In the run folder."""
+_ALWAYS = ("common.bash", "job.bash")
+MONITOR_PROGRAM = "monitor.pyz"
+"""The sampler, in the run folder."""
+FIGURES_PROGRAM = "figures.pyz"
+"""The reader of the log, in the run folder."""
+
+
+def shell_files(script: str) -> dict[str, str]:
+    """Name and text of each file that ``script`` uses."""
+    folder = data_folder("templates") / SHELL_FOLDER
+    names = sorted(path.name for path in folder.iterdir())
+    used = [name for name in names if name in _ALWAYS or f"/{name}" in script]
+    return {name: (folder / name).read_text(encoding="utf-8") for name in used}
+
+
+def locate_run_root(site: Site, chdir: Path) -> Path:
+    """The absolute ``run_root`` of ``site`` for a job that starts in ``chdir``; links are followed to see where it is.
+
+    Raises:
+        RequestError: a variable in it is not set here, or each node has a separate folder there.
+    """
+    # Cron and containers often leave USER out.
+    variables = {"USER": user_name(), **os.environ}
+    text = Template(os.path.expanduser(site.run_root)).safe_substitute(variables)
+    if "$" in text:
+        raise RequestError(f"run_root {site.run_root!r} of site {site.name} ({site.path}): variable not set here")
+    root = (chdir / text).absolute()
+    real = root.resolve()
+    for local in site.node_local:
+        if site.kind.has_nodes and (root.is_relative_to(local) or real.is_relative_to(Path(local).resolve())):
+            leads = "" if real == root else f" (which leads to {real})"
+            raise RequestError(
+                f"run folder {root}{leads} is in {local}, which is local to each node of site {site.name}",
+                hint="submit from a folder that all nodes share, or set run_root in the site file",
+            )
+    return root
 
 
 def choose_python(site: Site) -> str:

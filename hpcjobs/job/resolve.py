@@ -21,7 +21,7 @@ from hpcjobs.job.batch import (
     check_srun,
     site_of_batch,
 )
-from hpcjobs.job.environment import check_env, choose_node_python, choose_python, prologue
+from hpcjobs.job.environment import check_env, choose_node_python, choose_python, locate_run_root, prologue
 from hpcjobs.job.fault_tolerance import (
     complete_address,
     mail_options,
@@ -38,7 +38,6 @@ from hpcjobs.job.layout import choose_affinity, lay_out, read_gpu_model
 from hpcjobs.job.limits import add_mandatory, check_limits
 from hpcjobs.job.models import Inside, Job, JobSpec, Layer
 from hpcjobs.job.program import check_program, default_name, program_argv, trainers
-from hpcjobs.job.script import locate_run_root
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.site.figures import Figure, named_figures, parse_metric
 from hpcjobs.site.models import Partition, Resources, Site

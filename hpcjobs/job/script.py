@@ -1,15 +1,13 @@
-"""Renders the script of a job and checks the options that sbatch will read; locates the run folder."""
+"""Renders the script of a job and checks the options that sbatch will read."""
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from string import Template
 
 import jinja2
 import msgspec
@@ -21,49 +19,20 @@ from hpcjobs.errors import ConfigError, HpcJobsError, RequestError, nearest, rea
 from hpcjobs.files import cache_dir, config_dir, file_name
 from hpcjobs.job.batch import MARKS_OF_OTHERS
 from hpcjobs.job.directives import sbatch_options
-from hpcjobs.job.environment import enter_options, export_lines, omp_threads
+from hpcjobs.job.environment import (
+    FIGURES_PROGRAM,
+    MONITOR_PROGRAM,
+    enter_options,
+    export_lines,
+    omp_threads,
+    shell_files,
+)
 from hpcjobs.job.launch import Raw, command_line, entering, gpus_of_node, launch, launched_by, task
 from hpcjobs.job.models import Job
 from hpcjobs.runtime.exits import ExitCode
-from hpcjobs.site.models import WARNING_S, Site
+from hpcjobs.site.models import WARNING_S
 from hpcjobs.site.trust import is_project_folder, is_trusted, refusal_of_file
 from hpcjobs.templating import plain_text
-from hpcjobs.user import user_name
-
-SHELL_FOLDER = "shell"
-"""In the run folder."""
-_ALWAYS = ("common.bash", "job.bash")
-
-
-def shell_files(script: str) -> dict[str, str]:
-    """Name and text of each file that ``script`` uses."""
-    folder = data_folder("templates") / SHELL_FOLDER
-    names = sorted(path.name for path in folder.iterdir())
-    used = [name for name in names if name in _ALWAYS or f"/{name}" in script]
-    return {name: (folder / name).read_text(encoding="utf-8") for name in used}
-
-
-def locate_run_root(site: Site, chdir: Path) -> Path:
-    """The absolute ``run_root`` of ``site`` for a job that starts in ``chdir``; links are followed to see where it is.
-
-    Raises:
-        RequestError: a variable in it is not set here, or each node has a separate folder there.
-    """
-    # Cron and containers often leave USER out.
-    variables = {"USER": user_name(), **os.environ}
-    text = Template(os.path.expanduser(site.run_root)).safe_substitute(variables)
-    if "$" in text:
-        raise RequestError(f"run_root {site.run_root!r} of site {site.name} ({site.path}): variable not set here")
-    root = (chdir / text).absolute()
-    real = root.resolve()
-    for local in site.node_local:
-        if site.kind.has_nodes and (root.is_relative_to(local) or real.is_relative_to(Path(local).resolve())):
-            leads = "" if real == root else f" (which leads to {real})"
-            raise RequestError(
-                f"run folder {root}{leads} is in {local}, which is local to each node of site {site.name}",
-                hint="submit from a folder that all nodes share, or set run_root in the site file",
-            )
-    return root
 
 
 def check_script(script: str, job: Job) -> None:
@@ -81,10 +50,6 @@ def check_script(script: str, job: Job) -> None:
 
 
 SUFFIX = ".sh.j2"
-MONITOR_PROGRAM = "monitor.pyz"
-"""The sampler, in the run folder."""
-FIGURES_PROGRAM = "figures.pyz"
-"""The reader of the log, in the run folder."""
 
 
 def template_folders() -> tuple[Path, ...]:

@@ -14,11 +14,12 @@ from msgspec.structs import replace
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError, reason_of
 from hpcjobs.files import read_regular
 from hpcjobs.guards import limit_env, without_limits
+from hpcjobs.job.environment import locate_run_root
 from hpcjobs.job.fault_tolerance import avoided_on
 from hpcjobs.job.models import Job, JobSpec, Layer, Plan
 from hpcjobs.job.plan import plan_of, run_dir_of
 from hpcjobs.job.resolve import resolve
-from hpcjobs.job.script import locate_run_root, render
+from hpcjobs.job.script import render
 from hpcjobs.record import manifest as manifest_file
 from hpcjobs.record.manifest import Manifest
 from hpcjobs.record.names import MANIFEST, SUMMARY

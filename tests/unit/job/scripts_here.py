@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 import hpcjobs
 from hpcjobs.data import data_folder
+from hpcjobs.job.environment import shell_files
 from hpcjobs.job.models import Plan
-from hpcjobs.job.script import shell_files
 from hpcjobs.pyz import pack
 
 GOLDEN = Path(__file__).resolve().parents[2] / "data" / "golden"
