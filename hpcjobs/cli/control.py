@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +10,9 @@ from hpcjobs.cli.arguments import CommandLineError
 from hpcjobs.cli.completion import complete_jobs, complete_settings, complete_states
 from hpcjobs.cli.output import Jobs, JobSite, Json, print_output
 from hpcjobs.errors import UnknownJobError
+
+if TYPE_CHECKING:
+    from hpcjobs.run.control import Verb
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -76,40 +79,31 @@ def cancel(
 @app.command()
 def hold(jobs: Jobs, site: JobSite = None, as_json: Json = False) -> None:
     """Keep pending jobs from starting, until `hpcjobs release`."""
-    from hpcjobs.run.control import control
-    from hpcjobs.run.select import select
-
-    ids = control("hold", select(jobs, site=site, foreign=True))
-    if as_json:
-        print_output("hold", {"held": ids})
-    else:
-        print("held " + " ".join(ids))
+    _control("hold", "held", jobs, site, as_json=as_json)
 
 
 @app.command()
 def release(jobs: Jobs, site: JobSite = None, as_json: Json = False) -> None:
     """Let held jobs start."""
-    from hpcjobs.run.control import control
-    from hpcjobs.run.select import select
-
-    ids = control("release", select(jobs, site=site, foreign=True))
-    if as_json:
-        print_output("release", {"released": ids})
-    else:
-        print("released " + " ".join(ids))
+    _control("release", "released", jobs, site, as_json=as_json)
 
 
 @app.command()
 def requeue(jobs: Jobs, site: JobSite = None, as_json: Json = False) -> None:
     """Put running or ended jobs back into the queue: they start again from the beginning, or their last checkpoint."""
+    _control("requeue", "requeued", jobs, site, as_json=as_json)
+
+
+def _control(action: Verb, done: str, jobs: list[str], site: str | None, *, as_json: bool) -> None:
+    """Apply ``action`` to the jobs, and print their ids after ``done``."""
     from hpcjobs.run.control import control
     from hpcjobs.run.select import select
 
-    ids = control("requeue", select(jobs, site=site, foreign=True))
+    ids = control(action, select(jobs, site=site, foreign=True))
     if as_json:
-        print_output("requeue", {"requeued": ids})
+        print_output(action, {done: ids})
     else:
-        print("requeued " + " ".join(ids))
+        print(f"{done} {' '.join(ids)}")
 
 
 @app.command()

@@ -17,6 +17,7 @@ from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.output import JobSite, note
 from hpcjobs.cli.terminal import exit_on_signals
 from hpcjobs.errors import HpcJobsError, RequestError, UnknownJobError
+from hpcjobs.units import human_duration, walltime_s
 
 if TYPE_CHECKING:
     from hpcjobs.run.progress import NodeSample
@@ -79,9 +80,9 @@ def monitor(
     job that was submitted without hpcjobs is named by its id.
     """
     from hpcjobs.run.control import cancel
+    from hpcjobs.run.listing import site_asked
+    from hpcjobs.run.monitor import JobSampling
     from hpcjobs.run.select import select_one
-    from hpcjobs.run.steps import JobSampling
-    from hpcjobs.units import walltime_s
 
     try:
         limit_s = None if cancel_idle is None else walltime_s(cancel_idle)
@@ -91,8 +92,8 @@ def monitor(
     try:
         entry = select_one(job, site=site)
     except UnknownJobError:
-        where = _slurm_site(site)
-        if where is None or not re.fullmatch(r"\d+(?:_\d+)?", job):
+        where = site_asked(site)
+        if where is None or not where.kind.runs_steps or not re.fullmatch(r"\d+(?:_\d+)?", job):
             raise
         _watch_foreign(job, where, interval, limit_s)
         return
@@ -125,14 +126,6 @@ def _idle_limit(limit_s: float | None, interval_s: float, count_nodes: Callable[
     return None if limit_s is None else IdleLimit(limit_s, interval_s=interval_s, count_nodes=count_nodes, report=note)
 
 
-def _slurm_site(site: str | None) -> Site | None:
-    """Return the site with the Slurm that may know a job submitted by other means."""
-    from hpcjobs.run.listing import site_asked
-
-    where = site_asked(site)
-    return where if where is not None and where.kind.runs_steps else None
-
-
 def _watch(
     job_id: str, newest: Iterable[list[NodeSample]], limit: IdleLimit | None, cancel: Callable[[], object]
 ) -> bool:
@@ -141,7 +134,6 @@ def _watch(
     Returns whether there was a sample.
     """
     from hpcjobs.run.progress import describe_sample, find_alarms
-    from hpcjobs.units import human_duration
 
     known: set[tuple[str, str]] = set()
     printed: dict[str, float] = {}
