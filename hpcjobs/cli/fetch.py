@@ -71,15 +71,17 @@ def _named_target(where: str, site: str | None) -> Target:
     from hpcjobs.site.search import list_sites
 
     if where not in {entry.name for entry in list_sites()} and not _is_path(where):
-        return Target(_login_of(where), None, _path_of(site))
+        try:
+            return Target(Login(host=where), None, _path_of(site))
+        except ValueError as error:
+            raise RequestError(f"--remote {where!r}: {error}") from error
     named = load_site(where)
     if named.login_host is None:
         raise RequestError(
             f"--remote {where}: the site ({named.path}) has no login host",
             hint="name it in the site file: login: user@host",
         )
-    login: Login = named.login_host
-    return Target(login, named.name, _path_of(site) or _path_of(where))
+    return Target(named.login_host, named.name, _path_of(site) or _path_of(where))
 
 
 def _target_of_site(site: str | None) -> Target | None:
@@ -95,15 +97,6 @@ def _target_of_site(site: str | None) -> Target | None:
     from hpcjobs.remote.laptop import Target
 
     return Target(known.login_host, known.name, _path_of(str(name)))
-
-
-def _login_of(host: str) -> Any:
-    from hpcjobs.site.models import Login
-
-    try:
-        return Login(host=host)
-    except ValueError as error:
-        raise RequestError(f"--remote {host!r}: {error}") from error
 
 
 def _is_path(site: str) -> bool:

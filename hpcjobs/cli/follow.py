@@ -21,7 +21,6 @@ from hpcjobs.cli.progress import ProgressBars
 from hpcjobs.cli.terminal import write_document
 from hpcjobs.diagnosis.log import last_lines
 from hpcjobs.errors import HpcJobsError, HpcJobsWarning, RequestError, reason_of
-from hpcjobs.record.state import FirstFailure
 from hpcjobs.run import logs as job_logs
 from hpcjobs.run.figures import has_reader, read_figures, read_problems
 from hpcjobs.run.folder import output_dir, task_dir
@@ -31,6 +30,8 @@ from hpcjobs.run.logs import Selection, follow, path_of
 from hpcjobs.run.progress import FigureRow, all_monitor_files, follow_samples, job_progress, job_staging, samples
 from hpcjobs.run.select import is_never_met, newest, select
 from hpcjobs.run.status import Known, statuses
+from hpcjobs.run.wait import exit_code
+from hpcjobs.run.wait import wait as wait_for_ends
 from hpcjobs.scheduler.base import JobRecord, State, describe_exit
 from hpcjobs.units import format_count, walltime_s
 
@@ -212,9 +213,9 @@ def print_failures(jobs: Iterable[Known], *, printed: Mapping[str, str]) -> None
             note(f"job {record.job_id} will not start: its dependency can never be satisfied")
             note(f"next: hpcjobs cancel {record.job_id} removes it from the queue")
             continue
-        first = _first_failure(entry, record)
-        who = ""
-        if first is not None:
+        ended, who = read_state(entry, record.job_id), ""
+        # Ranks of a cancelled job did not fail.
+        if ended is not None and record.state is not State.CANCELLED and (first := ended.first_failure) is not None:
             end = describe_exit(first.exit_code)
             who = f"first failure: rank {first.rank} on {first.host}{'' if end in record.ending else f', {end}'}"
         if printed.get(record.job_id) != _describe_state(record):
@@ -253,12 +254,6 @@ def print_figures(jobs: Iterable[Known]) -> None:
         figures = [str(FigureRow(name, one.value, one.unit)) for name, one in read_figures(folder).items()]
         for line in [*([", ".join(figures)] if figures else []), *read_problems(folder)]:
             note(f"job {record.job_id}: {line}")
-
-
-def _first_failure(entry: Entry, record: JobRecord) -> FirstFailure | None:
-    """Return the recorded first failure; None if the ranks ended because the job was cancelled."""
-    state = read_state(entry, record.job_id)
-    return state.first_failure if state is not None and record.state is not State.CANCELLED else None
 
 
 def _print_last_lines(log: Path, rank: int | None) -> None:
@@ -317,12 +312,11 @@ def _seconds(text: str) -> float:
 
 def wait_for(entries: list[Entry], *, timeout_s: float | None = None, as_json: bool = False) -> int:
     """Wait with a line on standard error at every change; the exit code."""
-    from hpcjobs.run.wait import exit_code, wait
 
     with explaining_interrupts(entries), ProgressBars() as bars:
         changes = _Changes(entries, bars)
         try:
-            known = wait(entries, timeout_s=timeout_s, progress=changes.show, report=note)
+            known = wait_for_ends(entries, timeout_s=timeout_s, progress=changes.show, report=note)
         except TimeoutError as error:
             if as_json:
                 print_output("wait", [record for job in statuses(entries) for record in job.records])

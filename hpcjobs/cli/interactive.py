@@ -31,18 +31,8 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 @app.command(cls=ProgramCommand, context_settings={"allow_interspersed_args": False}, epilog=EPILOG)
 @with_job_options(
     without=[
-        "array",
-        "retries",
-        "signal_before",
-        "wrap",
-        "snapshot",
-        "preflight",
-        "spare",
-        "min_nodes",
-        "metric",
-        "monitor",
-        "notify",
-        "notify_on",
+        *("array", "retries", "signal_before", "wrap", "snapshot", "preflight", "spare", "min_nodes"),
+        *("metric", "monitor", "notify", "notify_on"),
     ]
 )
 def alloc(
@@ -263,10 +253,12 @@ def jupyter(
         return
     entry = session.start(session_plan)
     note(f"job {entry.job_id} on site {entry.site}; run folder {entry.run_dir}")
-    if no_wait:
-        _tell_submitted(entry, as_json=as_json)
-        return
-    _attend(entry, detach=detach, as_json=as_json)
+    if not no_wait:
+        _attend(entry, detach=detach, as_json=as_json)
+    elif as_json:
+        print_output("jupyter --no-wait", {"job_id": entry.job_id, "site": entry.site, "run_dir": entry.run_dir})
+    else:
+        print(f"next: hpcjobs jupyter open {entry.job_id}")
 
 
 def _print_request(request: SessionRequest, *, as_json: bool) -> None:
@@ -279,13 +271,6 @@ def _print_request(request: SessionRequest, *, as_json: bool) -> None:
         return
     note(f"dry run, nothing written; would create {plan.run_dir} and run: {shlex.join(plan.command)}")
     write_document(plan.script)
-
-
-def _tell_submitted(entry: Entry, *, as_json: bool) -> None:
-    if as_json:
-        print_output("jupyter --no-wait", {"job_id": entry.job_id, "site": entry.site, "run_dir": entry.run_dir})
-    else:
-        print(f"next: hpcjobs jupyter open {entry.job_id}")
 
 
 def _attend(entry: Entry, *, detach: bool, as_json: bool) -> None:

@@ -38,11 +38,6 @@ def _say(line: str) -> None:
     print(f"sandbox: {line}", file=sys.stderr, flush=True)
 
 
-def _end_cleanly_when_terminated() -> None:
-    """Let SIGTERM end the command like an error, so that everything it started is removed."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-
-
 @sandbox_app.command("up")
 def sandbox_up(
     nodes: Annotated[int | None, typer.Option("--nodes", "-N", help="Hosts [4].", show_default=False)] = None,
@@ -67,7 +62,8 @@ def sandbox_up(
     """Start a cluster of several hosts, with accounting, limits, PMIx and PMI2."""
     from hpcjobs import sandbox
 
-    _end_cleanly_when_terminated()
+    # SIGTERM ends the command like an error, so that everything it started is removed.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     if like is not None and ("/" in like or like.endswith((".yaml", ".yml", ".conf"))):
         like = str(Path(like).expanduser().absolute())  # other verbs read it again, in other folders
     shape = sandbox.Shape(

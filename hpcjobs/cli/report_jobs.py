@@ -65,7 +65,8 @@ def print_jobs(frame: pl.DataFrame, attempts: pl.DataFrame, columns: Sequence[Co
 
 def _print_rows(rows: Sequence[Mapping[str, Any]], columns: list[Column], *, are_chosen: bool) -> None:
     """Print the table. On a narrow terminal the usual columns are fewer and shorter, and advice follows below."""
-    advice = [_advise(row) for row in rows] if any(one.name == "advice" for one in columns) else []
+    has_advice = any(one.name == "advice" for one in columns)
+    advice = [list(map(str, advise(JobUsage.from_row(row)))) for row in rows] if has_advice else []
     cells = [{one.header: _cell(one.name, row) for one in columns if one.name != "advice"} for row in rows]
     for line, sentences in zip(cells, advice, strict=False):
         line["ADVICE"] = "; ".join(sentences)
@@ -101,10 +102,6 @@ def _print_rows(rows: Sequence[Mapping[str, Any]], columns: list[Column], *, are
 def _width(headers: Sequence[str], rows: Sequence[Mapping[str, str]]) -> int:
     widths = (max(len(header), *(cell_len(row[header]) for row in rows)) for header in headers)
     return sum(widths) + _GAP * (len(headers) - 1)
-
-
-def _advise(row: Mapping[str, Any]) -> list[str]:
-    return list(map(str, advise(JobUsage.from_row(row))))
 
 
 def _cell(name: str, row: Mapping[str, Any]) -> str:

@@ -264,15 +264,11 @@ def find_foreign_logs(account: Account, slurm: Scheduler) -> list[LogFile]:
     for path in list(paths):
         if match := _RANK_FILE.fullmatch(path.name):
             paths += sorted(path.parent.glob(f"{glob.escape(match['job'])}*_log.*"))
-    files = {path: _rank_of_file(path) for path in paths if os.path.isfile(path)}
+    ranks = ((path, _RANK_FILE.fullmatch(path.name)) for path in paths if os.path.isfile(path))
+    files = {path: None if match is None else int(match["rank"]) for path, match in ranks}
     if script := find_script(slurm, account.job_id):
         files.update(files_of_steps(script[0], job_id=account.job_id, name=account.name, folder=script[1]))
     return list(files.items())
-
-
-def _rank_of_file(path: Path) -> int | None:
-    match = _RANK_FILE.fullmatch(path.name)
-    return None if match is None else int(match["rank"])
 
 
 def with_rank(lines: Sequence[LogLine], rank: int | None) -> list[LogLine]:
@@ -299,7 +295,7 @@ class Subject(NamedTuple):
     slurm_conf: str | None = None
 
 
-def gather_entry(entry: Entry, *, log: Path | None = None, runner: Runner = run) -> Subject:
+def gather_entry(entry: Entry, *, log: Path | None = None) -> Subject:
     """Gather a job that hpcjobs submitted; of an array the first failed task, or the first one if none failed."""
     errors: list[SchedulerError] = []
     records = statuses([entry], errors=errors)[0].records
@@ -312,7 +308,7 @@ def gather_entry(entry: Entry, *, log: Path | None = None, runner: Runner = run)
     facts, own = JobFacts(record.job_id, by_hpcjobs=True), record.source in ("job", "local", "nobody")
     account = None
     if entry.kind.has_accounting and not errors and is_reachable(entry) and record.state is not State.PENDING:
-        account = _account(entry, record.job_id, runner)
+        account = _account(entry, record.job_id)
     if account is not None:
         facts = _with_account(facts, account)
     facts = _with_run_folder(facts, task, record)
@@ -321,9 +317,7 @@ def gather_entry(entry: Entry, *, log: Path | None = None, runner: Runner = run)
     existing = [(path, None) for path in job_logs.existing_paths(task)]
     files = [(log, None)] if log is not None else [*existing, *_files_of_steps(task)]
     facts = (
-        _with_bad_nodes(facts, account, slurm_commands.question_env(entry.slurm_conf), runner)
-        if account is not None
-        else facts
+        _with_bad_nodes(facts, account, slurm_commands.question_env(entry.slurm_conf)) if account is not None else facts
     )
     return _subject(record, facts, files)._replace(entry=entry, slurm_conf=entry.slurm_conf)
 
@@ -347,7 +341,7 @@ def gather_foreign(
         account.job_id, account.state, account.source, name=account.name, reason=account.reason,
         exit_code=account.exit_code, signal=account.signal, partition=account.partition,
     )  # fmt: skip
-    facts = _with_bad_nodes(facts, account, slurm_commands.question_env(slurm_conf), runner)
+    facts = _with_bad_nodes(facts, account, slurm_commands.question_env(slurm_conf), runner=runner)
     slurm = connect("slurm", slurm_conf, runner=runner)
     files = [(log, None)] if log is not None else find_foreign_logs(account, slurm)
     subject = _subject(record, facts, files)
@@ -363,11 +357,9 @@ def gather_log(log: Path) -> Subject:
     return Subject(None, JobFacts(None, logs=(str(log),)), read_lines(log))
 
 
-def _account(entry: Entry, job_id: str, runner: Runner) -> Account | None:
+def _account(entry: Entry, job_id: str) -> Account | None:
     try:
-        return read_account(
-            job_id, env=slurm_commands.question_env(entry.slurm_conf), runner=runner, is_meant=partial(is_ours, entry)
-        )
+        return read_account(job_id, env=slurm_commands.question_env(entry.slurm_conf), is_meant=partial(is_ours, entry))
     except CommandMissingError:
         return None  # the run folder still says much
 
@@ -426,7 +418,7 @@ def _with_run_folder(facts: JobFacts, entry: Entry, record: JobRecord) -> JobFac
     )
 
 
-def _with_bad_nodes(facts: JobFacts, account: Account, env: dict[str, str], runner: Runner) -> JobFacts:
+def _with_bad_nodes(facts: JobFacts, account: Account, env: dict[str, str], *, runner: Runner = run) -> JobFacts:
     if facts.state not in _NODE_FAILURES:
         return facts
     return msgspec.structs.replace(facts, failed_nodes=failed_nodes(account, env=env, runner=runner))

@@ -77,11 +77,9 @@ class Placement(msgspec.Struct, frozen=True):
     """Why it is not valid, or why no start is known."""
 
 
-def find_placements(
-    request: JobSpec, sites: Iterable[Site], *, spec: Sequence[Layer] | Path = (), runner: Runner = run
-) -> list[Placement]:
+def find_placements(request: JobSpec, sites: Iterable[Site], *, spec: Sequence[Layer] | Path = ()) -> list[Placement]:
     """Each partition of each site, best first: by start, then by cost; then those without an estimate."""
-    rows = [row for site in sites for row in _on_site(request, site, spec, runner)]
+    rows = [row for site in sites for row in _on_site(request, site, spec)]
     return sorted(rows, key=_order)
 
 
@@ -136,7 +134,7 @@ def can_ask(site: Site) -> bool:
     return os.path.exists(site.slurm_conf) if site.slurm_conf else site.name == find_default_site()
 
 
-def _on_site(request: JobSpec, site: Site, spec: Sequence[Layer] | Path, runner: Runner) -> Iterator[Placement]:
+def _on_site(request: JobSpec, site: Site, spec: Sequence[Layer] | Path) -> Iterator[Placement]:
     named = request.resources.partition
     unnamed: list[str | None] = [None] if site.chooses_partition or not site.kind.has_partitions else [*site.partitions]
     partitions = [named] if isinstance(named, str) else unnamed
@@ -148,7 +146,7 @@ def _on_site(request: JobSpec, site: Site, spec: Sequence[Layer] | Path, runner:
             lines = [line.strip() for line in error.message.splitlines()]
             yield Placement(site.name, partition, False, remark="; ".join(lines[1:] or lines))
             continue
-        yield place(job, site, runner=runner)
+        yield place(job, site)
 
 
 def _order(row: Placement) -> tuple[bool, bool, float, float, str]:

@@ -147,7 +147,8 @@ def _parse(arguments: list[str], number: int, where: str) -> Iterator[Directive]
             raise RequestError(f"{where}: {arg}: jobs of several components are not supported", hint="use sbatch")
         if arg.startswith("--") and len(arg) > 2:
             name, equals, value = arg[2:].partition("=")
-            option = find_option(name) or _foreign_option(name)
+            # Plugins of a site add options that the table lacks; Slurm knows whether there is one.
+            option = find_option(name) or Sbatch(name, None, Argument.OPTIONAL, Treatment.PASSED)
             given = value if equals else None
             if option.argument is Argument.NONE and equals:
                 raise RequestError(f"{where}: {arg}: --{option.name} has no value")
@@ -158,11 +159,6 @@ def _parse(arguments: list[str], number: int, where: str) -> Iterator[Directive]
             yield from _parse_letters(arg, rest, number, where)
         else:
             raise RequestError(f"{where}: {arg!r} is no option", hint="a value with blanks needs quotes")
-
-
-def _foreign_option(name: str) -> Sbatch:
-    """An option that the table lacks: plugins of a site add some, and Slurm knows whether there is one."""
-    return Sbatch(name, None, Argument.OPTIONAL, Treatment.PASSED)
 
 
 def _parse_letters(letters_arg: str, rest: Iterator[str], number: int, where: str) -> Iterator[Directive]:

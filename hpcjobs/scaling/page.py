@@ -248,11 +248,6 @@ def sizes(analysis: Analysis) -> tuple[list[str], list[list[str]]]:
     return known, [[row[header] for header in known] for row in table]
 
 
-def page_headers(headers: list[str]) -> list[str]:
-    """Headers of `sizes` in full, for a page."""
-    return [_PAGE_HEADERS.get(header, header) for header in headers]
-
-
 def _cells(group: SizeResult, unit: str) -> dict[str, str]:
     paid = group.cost_per_million
     return {
@@ -350,8 +345,8 @@ def write(
     if matrix is None:
         (analysis,) = series.values()
         made = draw_figures(analysis, runs) | made
-        headers, rows = sizes(analysis)
-        headers = page_headers(headers)
+        short, rows = sizes(analysis)
+        headers = [_PAGE_HEADERS.get(header, header) for header in short]
         fits, summary = fit_rows(analysis), analysis.summary
     else:
         headers, rows = matrix[0], matrix[1:]

@@ -38,7 +38,8 @@ class StartEstimates(NamedTuple):
 
     def __str__(self) -> str:
         now = time.time()
-        before, after = (_describe_wait(moment - now) for moment in self)
+        waits_s = (moment - now for moment in self)
+        before, after = ("at once" if wait_s < _AT_ONCE_S else f"in {human_duration(wait_s)}" for wait_s in waits_s)
         if abs(self.as_requested - self.as_advised) < _AT_ONCE_S:
             return f"submitted now it would start {before} either way, as Slurm's queue stands"
         return f"submitted now it would start {after} instead of {before}, as Slurm's queue stands"
@@ -133,7 +134,3 @@ def _estimate_start(run_dir: Path, options: Sequence[str], runner: Runner) -> fl
     cwd = job.chdir if Path(job.chdir).is_dir() else None
     args = [*options, str(run_dir / "job.sh")]
     return ask_sbatch(args, slurm_conf=job.slurm_conf, cwd=cwd, runner=runner).start
-
-
-def _describe_wait(seconds: float) -> str:
-    return "at once" if seconds < _AT_ONCE_S else f"in {human_duration(seconds)}"
