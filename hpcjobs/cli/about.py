@@ -14,7 +14,7 @@ import typer
 from hpcjobs import __version__
 from hpcjobs.cli import VERBS
 from hpcjobs.cli.arguments import CommandLineError
-from hpcjobs.cli.output import SiteName
+from hpcjobs.cli.output import SiteName, opt
 from hpcjobs.data import data_folder
 from hpcjobs.errors import list_exit_codes, nearest
 
@@ -111,7 +111,7 @@ def _list_exit_codes() -> str:
 @app.command()
 def doctor(
     site: SiteName = None,
-    run: Annotated[bool, typer.Option("--run", help="Run a job of one task too, and examine its node.")] = False,
+    run: Annotated[bool, opt("--run", help="Run a job of one task too, and examine its node.")] = False,
 ) -> None:
     """Examine this installation: versions, site files, Slurm, containers, folders, clock; exit code 0 or 1.
 

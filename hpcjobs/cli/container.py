@@ -50,11 +50,11 @@ def build(
     wheels: Annotated[
         Path | None, opt("--wheels", help="Folder of wheels compiled earlier on this distribution.")
     ] = None,
-    fakeroot: Annotated[bool, typer.Option("--fakeroot", help="Build by --fakeroot, without being root.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Build even if nothing has changed.")] = False,
-    submit: Annotated[bool, typer.Option("--submit", help="Build in a job on a node.")] = False,
+    fakeroot: Annotated[bool, opt("--fakeroot", help="Build by --fakeroot, without being root.")] = False,
+    force: Annotated[bool, opt("--force", help="Build even if nothing has changed.")] = False,
+    submit: Annotated[bool, opt("--submit", help="Build in a job on a node.")] = False,
     option: Annotated[list[str] | None, opt("-o", help="With --submit, any sbatch option: -o time=2h.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --submit, print what would be sent.")] = False,
+    dry_run: Annotated[bool, opt("--dry-run", help="With --submit, print what would be sent.")] = False,
     as_json: Json = False,
 ) -> None:
     """Build an image into the site's folder, unless the image there is up to date."""
@@ -114,8 +114,7 @@ def list_(site: SiteName = None, as_json: Json = False) -> None:
 @app.command()
 def check(
     image: Annotated[
-        str,
-        typer.Argument(help="Name of an image of the site, or a file.", autocompletion=complete_images),
+        str, typer.Argument(help="Name of an image of the site, or a file.", autocompletion=complete_images)
     ],
     site: SiteName = None,
     as_json: Json = False,

@@ -8,7 +8,7 @@ import typer
 
 from hpcjobs.cli.arguments import CommandLineError
 from hpcjobs.cli.completion import complete_jobs, complete_settings, complete_states
-from hpcjobs.cli.output import Jobs, JobSite, Json, print_output
+from hpcjobs.cli.output import Jobs, JobSite, Json, opt, print_output
 from hpcjobs.errors import UnknownJobError
 
 if TYPE_CHECKING:
@@ -22,16 +22,11 @@ def cancel(
     jobs: Annotated[
         list[str] | None, typer.Argument(help="Ids, ranges, run folders or names.", autocompletion=complete_jobs)
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", "-a", help="All of my jobs that have not ended.")] = False,
+    everything: Annotated[bool, opt("--all", "-a", help="All of my jobs that have not ended.")] = False,
     state: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--state", help="Only jobs in this state: PENDING …", show_default=False, autocompletion=complete_states
-        ),
+        list[str] | None, opt("--state", help="Only jobs in this state: PENDING …", autocompletion=complete_states)
     ] = None,
-    signal: Annotated[
-        str | None, typer.Option(help="Send this signal to the jobs; do not cancel them: USR1.", show_default=False)
-    ] = None,
+    signal: Annotated[str | None, opt(help="Send this signal to the jobs; do not cancel them: USR1.")] = None,
     site: JobSite = None,
     as_json: Json = False,
 ) -> None:

@@ -10,7 +10,7 @@ import typer
 
 import hpcjobs
 from hpcjobs.cli.arguments import CommandLineError, VerbGroup
-from hpcjobs.cli.output import Json, SiteName, note, opt, print_output, print_table
+from hpcjobs.cli.output import DryRun, Json, SiteName, note, opt, print_output, print_table
 from hpcjobs.cli.terminal import write_document
 from hpcjobs.units import clock
 
@@ -26,7 +26,6 @@ fabric_app = typer.Typer(cls=VerbGroup, rich_markup_mode=None, add_completion=Fa
 NODE_IS_BAD = 19
 Partition = Annotated[str | None, opt("--partition", "-p", help="Partition [the site's default].")]
 Option = Annotated[list[str] | None, opt("-o", help="Any other sbatch option: -o exclusive.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted; write nothing.")]
 
 
 @fabric_app.callback(invoke_without_command=True)
@@ -40,12 +39,9 @@ def fabric(
     time: Annotated[str | None, opt("--time", "-t", help="Time limit [10m].")] = None,
     option: Option = None,
     tolerance: Annotated[
-        float | None,
-        typer.Option(
-            help="Allowed fraction below the median of all nodes [0.3].", min=0.0, max=1.0, show_default=False
-        ),
+        float | None, opt(help="Allowed fraction below the median of all nodes [0.3].", min=0.0, max=1.0)
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Skip the measurement of collectives.")] = False,
+    quick: Annotated[bool, opt("--quick", help="Skip the measurement of collectives.")] = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -118,8 +114,7 @@ def _run(plan: Plan, *, dry_run: bool, quiet: bool = False) -> int:
 def nodes(
     site: SiteName = None,
     clear: Annotated[
-        list[str] | None,
-        typer.Option("--clear", help="Remove the results of this node: submit uses it again.", show_default=False),
+        list[str] | None, opt("--clear", help="Remove the results of this node: submit uses it again.")
     ] = None,
     as_json: Json = False,
 ) -> None:

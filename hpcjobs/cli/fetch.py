@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpcjobs.cli.output import JobSite, note
+from hpcjobs.cli.output import JobSite, note, opt
 from hpcjobs.errors import HpcJobsError, RequestError
 
 if TYPE_CHECKING:
@@ -165,9 +165,7 @@ def fetch(
     files: Annotated[
         list[str] | None, typer.Argument(help="Files of its run folder [all but checkpoints and code].")
     ] = None,
-    to: Annotated[
-        Path | None, typer.Option("--to", help="Folder to copy to [runs/NAME of the run folder].", show_default=False)
-    ] = None,
+    to: Annotated[Path | None, opt("--to", help="Folder to copy to [runs/NAME of the run folder].")] = None,
     site: JobSite = None,
 ) -> None:
     """On a laptop: copy a run folder, or FILES of it, from the login host. Unchanged files are not copied again."""

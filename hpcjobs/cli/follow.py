@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpcjobs.cli.completion import complete_jobs
-from hpcjobs.cli.output import JobSite, Json, note, print_output, shows_colours
+from hpcjobs.cli.output import JobSite, Json, note, opt, print_output, shows_colours
 from hpcjobs.cli.progress import ProgressBars
 from hpcjobs.cli.terminal import write_document
 from hpcjobs.diagnosis.log import last_lines
@@ -47,38 +47,20 @@ def logs(
         str | None, typer.Argument(help="Id, array task, run folder or name [newest].", autocompletion=complete_jobs)
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Print new lines until the job ends, requeues included.")
+        bool, opt("--follow", "-f", help="Print new lines until the job ends, requeues included.")
     ] = False,
     count: Annotated[
-        int | None,
-        typer.Option(
-            "--tail",
-            "-n",
-            min=0,
-            help="Only the last N lines; of an array, of each task.",
-            metavar="N",
-            show_default=False,
-        ),
+        int | None, opt("--tail", "-n", min=0, help="Only the last N lines; of an array, of each task.", metavar="N")
     ] = None,
-    since: Annotated[
-        str | None, typer.Option(help="Lines of the last 10m, 2h … (of programs that print times).", show_default=False)
-    ] = None,
-    rank: Annotated[int | None, typer.Option(min=0, help="Only this rank's lines.", show_default=False)] = None,
-    node: Annotated[
-        str | None, typer.Option(help="Only lines of ranks on this node (of the newest attempt).", show_default=False)
-    ] = None,
-    grep: Annotated[
-        str | None, typer.Option(help="Only lines that this regular expression matches.", show_default=False)
-    ] = None,
-    merge: Annotated[
-        bool, typer.Option("--merge", help="Print equal lines of several ranks once: '0-7: text'.")
-    ] = False,
-    timestamps: Annotated[
-        bool, typer.Option("--timestamps", "-t", help="With -f, print the time of each new line.")
-    ] = False,
+    since: Annotated[str | None, opt(help="Lines of the last 10m, 2h … (of programs that print times).")] = None,
+    rank: Annotated[int | None, opt(min=0, help="Only this rank's lines.")] = None,
+    node: Annotated[str | None, opt(help="Only lines of ranks on this node (of the newest attempt).")] = None,
+    grep: Annotated[str | None, opt(help="Only lines that this regular expression matches.")] = None,
+    merge: Annotated[bool, opt("--merge", help="Print equal lines of several ranks once: '0-7: text'.")] = False,
+    timestamps: Annotated[bool, opt("--timestamps", "-t", help="With -f, print the time of each new line.")] = False,
     stderr: Annotated[bool, typer.Option("--stderr", hidden=True)] = False,
     monitor: Annotated[
-        bool, typer.Option("--monitor", help="Print the load of the nodes (submit --monitor), not the log.")
+        bool, opt("--monitor", help="Print the load of the nodes (submit --monitor), not the log.")
     ] = False,
     site: JobSite = None,
     as_json: Json = False,
@@ -284,9 +266,7 @@ def wait(
         list[str] | None,
         typer.Argument(help="Ids, ranges, run folders or names [newest].", autocompletion=complete_jobs),
     ] = None,
-    timeout: Annotated[
-        str | None, typer.Option(help="Stop waiting after this time: 90 (seconds), 1m, 2h.", show_default=False)
-    ] = None,
+    timeout: Annotated[str | None, opt(help="Stop waiting after this time: 90 (seconds), 1m, 2h.")] = None,
     site: JobSite = None,
     as_json: Json = False,
 ) -> None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from hpcjobs.cli.arguments import CommandLineError
 from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.options import EPILOG, ProgramCommand, SbatchGroup, with_job_options
-from hpcjobs.cli.output import JobSite, Json, SiteName, note, opt, print_output, print_table
+from hpcjobs.cli.output import DryRun, JobSite, Json, SiteName, SpecFile, note, opt, print_output, print_table
 from hpcjobs.cli.terminal import raw, write_document
 from hpcjobs.job.models import JobSpec
 from hpcjobs.printable import printable
@@ -39,13 +39,8 @@ def alloc(
     *,
     site: SiteName = None,
     request: JobSpec,
-    spec: Annotated[
-        Path | None,
-        typer.Option(
-            help="YAML file with values of these options; options given here override it.", show_default=False
-        ),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command; write nothing.")] = False,
+    spec: SpecFile = None,
+    dry_run: Annotated[bool, opt("--dry-run", help="Print the command; write nothing.")] = False,
 ) -> None:
     """Allocate nodes now, and run PROGRAM or a shell on the first node, with the site's software.
 
@@ -71,8 +66,8 @@ def alloc(
     raise typer.Exit(allocate(plan, arguments, terminal=sys.stdin.isatty(), run=run))
 
 
-Node = Annotated[str | None, typer.Option(help="Use this node of the job.", show_default=False)]
-Rank = Annotated[int | None, typer.Option(help="Use the node of this rank.", min=0, show_default=False)]
+Node = Annotated[str | None, opt(help="Use this node of the job.")]
+Rank = Annotated[int | None, opt(help="Use the node of this rank.", min=0)]
 
 
 @app.command()
@@ -208,22 +203,19 @@ def jupyter(
     site: SiteName = None,
     request: JobSpec,
     folder: Annotated[str, opt("--dir", help="Folder that the server shows [current folder].")] = ".",
-    lab: Annotated[bool, typer.Option("--lab", help="JupyterLab; the default.")] = False,
-    notebook: Annotated[bool, typer.Option("--notebook", help="Jupyter Notebook.")] = False,
-    code: Annotated[bool, typer.Option("--code", help="code-server, if the node has it.")] = False,
+    lab: Annotated[bool, opt("--lab", help="JupyterLab; the default.")] = False,
+    notebook: Annotated[bool, opt("--notebook", help="Jupyter Notebook.")] = False,
+    code: Annotated[bool, opt("--code", help="code-server, if the node has it.")] = False,
     idle: Annotated[str | None, opt("--idle", help="End after this time without activity: 30m, or never.")] = None,
     token_file: Annotated[
         Path | None, opt("--token-file", help="Private file with a token, or - for standard input [a random one].")
     ] = None,
     connect: Annotated[
-        bool,
-        typer.Option("--connect", help="On a laptop: start it by ssh, open tunnel and browser; Ctrl-C ends all."),
+        bool, opt("--connect", help="On a laptop: start it by ssh, open tunnel and browser; Ctrl-C ends all.")
     ] = False,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Return when the server answers; the session keeps running.")
-    ] = False,
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Return as soon as the job is submitted.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted; write nothing.")] = False,
+    detach: Annotated[bool, opt("--detach", help="Return when the server answers; the session keeps running.")] = False,
+    no_wait: Annotated[bool, opt("--no-wait", help="Return as soon as the job is submitted.")] = False,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Start Jupyter on a node: submit a job, wait until it answers, and print how to connect to it."""
@@ -329,9 +321,7 @@ def open_(
         str | None, typer.Argument(help="Id, run folder or name [newest].", autocompletion=complete_jobs)
     ] = None,
     site: JobSite = None,
-    browser: Annotated[
-        bool, typer.Option("--browser", help="Also open a browser (for a session on this machine).")
-    ] = False,
+    browser: Annotated[bool, opt("--browser", help="Also open a browser (for a session on this machine).")] = False,
     as_json: Json = False,
 ) -> None:
     """Wait until a session answers, and print how to connect to it."""
@@ -351,7 +341,7 @@ def stop(
     jobs: Annotated[
         list[str] | None, typer.Argument(help="Ids, run folders or names [newest].", autocompletion=complete_jobs)
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", "-a", help="All of my sessions.")] = False,
+    everything: Annotated[bool, opt("--all", "-a", help="All of my sessions.")] = False,
     site: JobSite = None,
     as_json: Json = False,
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from hpcjobs.cli.completion import complete_jobs, complete_states
-from hpcjobs.cli.output import JobSite, Json, note, print_output, print_table, table_width
+from hpcjobs.cli.output import JobSite, Json, note, opt, print_output, print_table, table_width
 from hpcjobs.cli.terminal import raw
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.run.describe import describe
@@ -111,25 +111,16 @@ _WATCH_S = 10.0
 
 @app.command()
 def ps(
-    everything: Annotated[bool, typer.Option("--all", "-a", help="All jobs, not only those of the last day.")] = False,
-    since: Annotated[
-        str | None, typer.Option(help="Jobs submitted at most this long ago: 2h, 7d [1d].", show_default=False)
-    ] = None,
+    everything: Annotated[bool, opt("--all", "-a", help="All jobs, not only those of the last day.")] = False,
+    since: Annotated[str | None, opt(help="Jobs submitted at most this long ago: 2h, 7d [1d].")] = None,
     state: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--state", help="Jobs in this state: RUNNING, PENDING …", show_default=False, autocompletion=complete_states
-        ),
+        list[str] | None, opt("--state", help="Jobs in this state: RUNNING, PENDING …", autocompletion=complete_states)
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", "-J", help="Jobs of this name.", show_default=False)] = None,
-    count: Annotated[
-        int | None, typer.Option("-n", min=1, help="The newest N lines.", metavar="N", show_default=False)
-    ] = None,
-    wide: Annotated[bool, typer.Option("--wide", help="Show run folders on a terminal too.")] = False,
-    tasks: Annotated[bool, typer.Option("--tasks", help="A line for each task of an array.")] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Print the table again every 10 seconds, until Ctrl-C.")
-    ] = False,
+    name: Annotated[str | None, opt("--name", "-J", help="Jobs of this name.")] = None,
+    count: Annotated[int | None, opt("-n", min=1, help="The newest N lines.", metavar="N")] = None,
+    wide: Annotated[bool, opt("--wide", help="Show run folders on a terminal too.")] = False,
+    tasks: Annotated[bool, opt("--tasks", help="A line for each task of an array.")] = False,
+    watch: Annotated[bool, opt("--watch", help="Print the table again every 10 seconds, until Ctrl-C.")] = False,
     site: JobSite = None,
     as_json: Json = False,
 ) -> None:

@@ -7,6 +7,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import msgspec
@@ -27,44 +28,25 @@ def _refuse_empty(value: str | None) -> str | None:
     return value
 
 
-def opt(*names: str, help: str) -> Any:
-    """An option that is None unless it is given; its help has the default in brackets."""
-    return typer.Option(*names, help=help, show_default=False)
+def opt(*names: str, help: str, **settings: Any) -> Any:
+    """An option that is None, or off, unless it is given; its help has the default in brackets."""
+    return typer.Option(*names, help=help, show_default=False, **settings)
+
+
+def _site_option(text: str) -> Any:
+    return opt("--site", "-s", callback=_refuse_empty, help=text, autocompletion=complete_sites)
 
 
 SiteName = Annotated[
     str | None,
-    typer.Option(
-        "--site",
-        "-s",
-        callback=_refuse_empty,
-        help="Site: name or file [HPCJOBS_SITE, project file, user config, this cluster, else local].",
-        show_default=False,
-        autocompletion=complete_sites,
-    ),
+    _site_option("Site: name or file [HPCJOBS_SITE, project file, user config, this cluster, else local]."),
 ]
-AnySite = Annotated[
-    str | None,
-    typer.Option(
-        "--site",
-        "-s",
-        callback=_refuse_empty,
-        help="Only this site: name or file [my sites and the centre's].",
-        show_default=False,
-        autocompletion=complete_sites,
-    ),
+AnySite = Annotated[str | None, _site_option("Only this site: name or file [my sites and the centre's].")]
+JobSite = Annotated[str | None, _site_option("Only jobs of this site: name or file [all sites].")]
+SpecFile = Annotated[
+    Path | None, opt("--spec", help="YAML file with values of these options; options given here override it.")
 ]
-JobSite = Annotated[
-    str | None,
-    typer.Option(
-        "--site",
-        "-s",
-        callback=_refuse_empty,
-        help="Only jobs of this site: name or file [all sites].",
-        show_default=False,
-        autocompletion=complete_sites,
-    ),
-]
+DryRun = Annotated[bool, opt("--dry-run", help="Print what would be submitted; write nothing.")]
 
 
 def print_output(verb: str, value: object) -> None:

@@ -31,7 +31,7 @@ sandbox_app = typer.Typer(
 )
 
 _ROOT_HELP = "Folder of the sandbox [$HPCJOBS_SANDBOX_ROOT or /var/lib/hpcjobs-sandbox]."
-Root = Annotated[Path | None, typer.Option(help=_ROOT_HELP, show_default=False)]
+Root = Annotated[Path | None, opt(help=_ROOT_HELP)]
 
 
 def _say(line: str) -> None:
@@ -40,22 +40,12 @@ def _say(line: str) -> None:
 
 @sandbox_app.command("up")
 def sandbox_up(
-    nodes: Annotated[int | None, typer.Option("--nodes", "-N", help="Hosts [4].", show_default=False)] = None,
-    cpus_per_node: Annotated[
-        int | None, typer.Option(help="CPUs of each node, as Slurm counts them [8].", show_default=False)
-    ] = None,
-    gpus_per_node: Annotated[
-        int | None, typer.Option(help="GPUs of each node, as Slurm counts them [0].", show_default=False)
-    ] = None,
-    like: Annotated[
-        str | None,
-        typer.Option(help="Site, or a cluster's slurm.conf, whose shape and limits it takes.", show_default=False),
-    ] = None,
-    proctrack: Annotated[
-        str | None,
-        typer.Option(help="ProctrackType: linuxproc or cgroup [linuxproc].", show_default=False),
-    ] = None,
-    install: Annotated[bool, typer.Option("--install", help="Install missing packages by apt-get.")] = False,
+    nodes: Annotated[int | None, opt("--nodes", "-N", help="Hosts [4].")] = None,
+    cpus_per_node: Annotated[int | None, opt(help="CPUs of each node, as Slurm counts them [8].")] = None,
+    gpus_per_node: Annotated[int | None, opt(help="GPUs of each node, as Slurm counts them [0].")] = None,
+    like: Annotated[str | None, opt(help="Site, or a cluster's slurm.conf, whose shape and limits it takes.")] = None,
+    proctrack: Annotated[str | None, opt(help="ProctrackType: linuxproc or cgroup [linuxproc].")] = None,
+    install: Annotated[bool, opt("--install", help="Install missing packages by apt-get.")] = False,
     root: Root = None,
     as_json: Json = False,
 ) -> None:
@@ -236,15 +226,12 @@ cloud_app = typer.Typer(
     help="Clusters rented from a site's cloud section: render, check, plan, up, down.",
 )
 
-Folder = Annotated[
-    Path | None,
-    typer.Option("--dir", help="The cluster's folder [~/.local/state/hpcjobs/cloud/SITE].", show_default=False),
-]
+Folder = Annotated[Path | None, opt("--dir", help="The cluster's folder [~/.local/state/hpcjobs/cloud/SITE].")]
 Nodes = Annotated[
     int | None,
     typer.Option("--nodes", "-N", help="Worker nodes to have [as many as there are; at first the site's nodes.min]."),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, opt("--yes", "-y", help="Do not ask.")]
 
 
 def _cluster(site: str | None) -> Cluster:
@@ -257,9 +244,7 @@ def _cluster(site: str | None) -> Cluster:
 @cloud_app.command()
 def render(
     site: SiteName = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder to write [./SITE].", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, opt("--out", "-o", help="Folder to write [./SITE].")] = None,
     kind: Annotated[
         str, typer.Option(help="vms: Terraform for virtual machines; toolkit: Google's; soperator: Nebius'.")
     ] = "vms",
@@ -319,7 +304,7 @@ def cloud_up(
     folder: Folder = None,
     nodes: Nodes = None,
     yes: Yes = False,
-    force: Annotated[bool, typer.Option("--force", help="Take nodes away even if jobs are in the queue.")] = False,
+    force: Annotated[bool, opt("--force", help="Take nodes away even if jobs are in the queue.")] = False,
     first: Annotated[
         str | None,
         typer.Option("--run", metavar="COMMAND", help="Run `hpcjobs COMMAND` there when it is ready: 'submit ddp'."),
@@ -345,9 +330,7 @@ def cloud_down(
     site: SiteName = None,
     folder: Folder = None,
     yes: Yes = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Take it down even if jobs run or the queue cannot be read.")
-    ] = False,
+    force: Annotated[bool, opt("--force", help="Take it down even if jobs run or the queue cannot be read.")] = False,
 ) -> None:
     """Take the cluster down with its shared filesystem. Refused while jobs are in its queue."""
     from hpcjobs.cloud import lifecycle

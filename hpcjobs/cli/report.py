@@ -59,14 +59,13 @@ def jobs(
         str | None, opt("--until", help="Jobs submitted before: 2d, 2026-11-15, 2026-11-15T12:00.")
     ] = None,
     user: Annotated[list[str] | None, opt("--user", "-u", help="Jobs of this user; may be repeated [me].")] = None,
-    all_users: Annotated[bool, typer.Option("--all-users", "-a", help="Jobs of all users that sacct shows.")] = False,
+    all_users: Annotated[bool, opt("--all-users", "-a", help="Jobs of all users that sacct shows.")] = False,
     account: Annotated[str | None, opt("--account", "-A", help="Jobs of this account.")] = None,
     state: Annotated[
         list[str] | None,
-        typer.Option(
+        opt(
             "--state",
             help="Jobs in this state: COMPLETED, FAILED, ...; may be repeated.",
-            show_default=False,
             autocompletion=complete_states,
         ),
     ] = None,
@@ -74,7 +73,7 @@ def jobs(
     cluster: Annotated[
         str | None, opt("--cluster", "-M", help="Jobs of other clusters of the site's slurmdbd: a, or a,b.")
     ] = None,
-    all_clusters: Annotated[bool, typer.Option("--all-clusters", help="Jobs of all clusters of its slurmdbd.")] = False,
+    all_clusters: Annotated[bool, opt("--all-clusters", help="Jobs of all clusters of its slurmdbd.")] = False,
     by: Annotated[
         str | None,
         opt("--by", help="Sums by user, account, partition, qos, state, name or day; two with a comma: user,state."),
@@ -82,7 +81,7 @@ def jobs(
     columns: Annotated[
         str | None, opt("--columns", help="Columns in this order: job,state,elapsed,mem_used_bytes.")
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Print the table again every minute, until Ctrl-C.")] = False,
+    watch: Annotated[bool, opt("--watch", help="Print the table again every minute, until Ctrl-C.")] = False,
     as_json: Json = False,
     csv: Annotated[Path | None, opt("--csv", help="Write all columns to this CSV file ('-': print).")] = None,
     parquet: Annotated[Path | None, opt("--parquet", help="Write all columns to this Parquet file.")] = None,
@@ -212,7 +211,7 @@ def scaling(
     ] = None,
     junit: Annotated[Path | None, opt("--junit", help="Write what --check finds as JUnit XML to this file.")] = None,
     allow_mixed: Annotated[
-        bool, typer.Option("--allow-mixed", help="Accept runs of different code, images or node models.")
+        bool, opt("--allow-mixed", help="Accept runs of different code, images or node models.")
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -15,7 +15,7 @@ import hpcjobs
 from hpcjobs.cli.arguments import CommandLineError
 from hpcjobs.cli.completion import complete_jobs, complete_states
 from hpcjobs.cli.options import EPILOG, SbatchCommand, job_flags, with_job_options
-from hpcjobs.cli.output import JobSite, Json, note, print_output, print_table
+from hpcjobs.cli.output import DryRun, JobSite, Json, note, opt, print_output, print_table
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import JobSpec
 from hpcjobs.remote.outputs import record_output
@@ -92,13 +92,13 @@ def rerun(
     ],
     site: JobSite = None,
     request: JobSpec,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted; write nothing.")] = False,
+    dry_run: DryRun = False,
     trust: Annotated[
-        bool, typer.Option("--trust", help="Submit also what somebody else's run folder says; read --dry-run first.")
+        bool, opt("--trust", help="Submit also what somebody else's run folder says; read --dry-run first.")
     ] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit code of the job.")] = False,
+    wait: Annotated[bool, opt("--wait", help="Wait for the end; exit code of the job.")] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Print the log while the job runs, then end as --wait does.")
+        bool, opt("--follow", "-f", help="Print the log while the job runs, then end as --wait does.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -132,10 +132,7 @@ def rerun(
 @app.command()
 def archive(
     job: Annotated[str, typer.Argument(help="Id, run folder or name.", autocompletion=complete_jobs)],
-    output: Annotated[
-        Path | None,
-        typer.Option(help="File to write [NAME_ID.tar]; .tar.gz and .tar.xz are compressed.", show_default=False),
-    ] = None,
+    output: Annotated[Path | None, opt(help="File to write [NAME_ID.tar]; .tar.gz and .tar.xz are compressed.")] = None,
     site: JobSite = None,
     as_json: Json = False,
 ) -> None:
@@ -162,15 +159,10 @@ def prune(
         str, typer.Option(help="Jobs that ended at least this long ago: 30d, 12h; 0s is all that have ended.")
     ] = "30d",
     state: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--state", help="Only jobs in this state: FAILED …", show_default=False, autocompletion=complete_states
-        ),
+        list[str] | None, opt("--state", help="Only jobs in this state: FAILED …", autocompletion=complete_states)
     ] = None,
-    larger_than: Annotated[
-        str | None, typer.Option(help="Only run folders of this size or more: 1G.", show_default=False)
-    ] = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Remove what is listed.")] = False,
+    larger_than: Annotated[str | None, opt(help="Only run folders of this size or more: 1G.")] = None,
+    remove: Annotated[bool, opt("--remove", help="Remove what is listed.")] = False,
     site: JobSite = None,
     as_json: Json = False,
 ) -> None:

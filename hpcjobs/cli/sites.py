@@ -16,7 +16,7 @@ import yaml
 
 from hpcjobs.cli.arguments import VerbGroup
 from hpcjobs.cli.completion import complete_sites
-from hpcjobs.cli.output import Json, note, print_output, print_table
+from hpcjobs.cli.output import Json, note, opt, print_output, print_table
 from hpcjobs.cli.terminal import exit_on_signals, write_document
 from hpcjobs.errors import ConfigError, RequestError
 from hpcjobs.site import rehearsal
@@ -73,7 +73,7 @@ def check(
         str | None,
         typer.Argument(help="Site name or file [the default site].", show_default=False, autocompletion=complete_sites),
     ] = None,
-    run: Annotated[bool, typer.Option("--run", help="Run a small job per partition and launcher too.")] = False,
+    run: Annotated[bool, opt("--run", help="Run a small job per partition and launcher too.")] = False,
     time: Annotated[str, typer.Option("-t", "--time", help="Time limit of these jobs.")] = "5m",
     timeout: Annotated[str, typer.Option(help="How long to wait for these jobs; then they are cancelled.")] = "30m",
     as_json: Json = False,
@@ -113,12 +113,9 @@ def init(
     name: Annotated[
         str | None, typer.Argument(help="Name of the site [Slurm's ClusterName].", show_default=False)
     ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option("--file", help="Write this file [NAME.yaml among your site files].", show_default=False),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the file and write nothing.")] = False,
+    file: Annotated[Path | None, opt("--file", help="Write this file [NAME.yaml among your site files].")] = None,
+    force: Annotated[bool, opt("--force", help="Replace a file that exists.")] = False,
+    dry_run: Annotated[bool, opt("--dry-run", help="Print the file and write nothing.")] = False,
     as_json: Json = False,
     partition: Annotated[str | None, typer.Option("-p", "--partition", help="Default partition.")] = None,
     account: Annotated[str | None, typer.Option("-A", "--account", help="Account of jobs that name none.")] = None,
@@ -205,7 +202,7 @@ def trust(
             autocompletion=complete_sites,
         ),
     ] = None,
-    undo: Annotated[bool, typer.Option("--undo", help="Trust it no longer.")] = False,
+    undo: Annotated[bool, opt("--undo", help="Trust it no longer.")] = False,
 ) -> None:
     """Trust files of the current folder as they are now: site files that run `setup`, templates, recipes."""
     from hpcjobs.site.trust import forget_file, trust_file

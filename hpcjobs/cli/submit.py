@@ -15,7 +15,7 @@ import hpcjobs
 from hpcjobs.cli.arguments import CommandLineError
 from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.options import EPILOG, ProgramCommand, with_job_options
-from hpcjobs.cli.output import Json, SiteName, note, opt, print_output, print_table
+from hpcjobs.cli.output import DryRun, Json, SiteName, SpecFile, note, opt, print_output, print_table
 from hpcjobs.cli.terminal import write_document
 from hpcjobs.errors import RequestError, SchedulerError
 from hpcjobs.extras import require_packages
@@ -58,41 +58,27 @@ def submit(
     budget: _Budget = None,
     min_efficiency: _MinEfficiency = None,
     finish_by: _FinishBy = None,
-    spec: Annotated[
-        Path | None,
-        typer.Option(
-            help="YAML file with values of these options; options given here override it.", show_default=False
-        ),
-    ] = None,
+    spec: SpecFile = None,
     after: Annotated[
         list[str] | None,
-        typer.Option(
+        opt(
             help="Start after this job has succeeded; JOB+10m: 10 minutes after its start.",
-            show_default=False,
             autocompletion=complete_jobs,
         ),
     ] = None,
     after_any: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Start after this job has ended, with success or not.",
-            show_default=False,
-            autocompletion=complete_jobs,
-        ),
+        list[str] | None, opt(help="Start after this job has ended, with success or not.", autocompletion=complete_jobs)
     ] = None,
     after_fail: Annotated[
-        list[str] | None,
-        typer.Option(help="Start after this job has failed.", show_default=False, autocompletion=complete_jobs),
+        list[str] | None, opt(help="Start after this job has failed.", autocompletion=complete_jobs)
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted; write nothing.")] = False,
-    test_only: Annotated[
-        bool, typer.Option("--test-only", help="Ask Slurm when the job would start; submit nothing.")
-    ] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Print each value and where it was read.")] = False,
-    parsable: Annotated[bool, typer.Option("--parsable", help="Print only the job id, as sbatch does.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", "-W", help="Wait for the end; exit code of the job.")] = False,
+    dry_run: DryRun = False,
+    test_only: Annotated[bool, opt("--test-only", help="Ask Slurm when the job would start; submit nothing.")] = False,
+    explain: Annotated[bool, opt("--explain", help="Print each value and where it was read.")] = False,
+    parsable: Annotated[bool, opt("--parsable", help="Print only the job id, as sbatch does.")] = False,
+    wait: Annotated[bool, opt("--wait", "-W", help="Wait for the end; exit code of the job.")] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Print the log while the job runs, then end as --wait does.")
+        bool, opt("--follow", "-f", help="Print the log while the job runs, then end as --wait does.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -292,9 +278,9 @@ def init(
     *,
     site: SiteName = None,
     request: JobSpec,
-    force: Annotated[bool, typer.Option("--force", help="Replace hpcjobs.yaml.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the file; write nothing.")] = False,
-    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of the file, for editors.")] = False,
+    force: Annotated[bool, opt("--force", help="Replace hpcjobs.yaml.")] = False,
+    dry_run: Annotated[bool, opt("--dry-run", help="Print the file; write nothing.")] = False,
+    schema: Annotated[bool, opt("--schema", help="Print the JSON Schema of the file, for editors.")] = False,
 ) -> None:
     """Write hpcjobs.yaml, the job that `hpcjobs submit` runs in this folder: PROGRAM with these options.
 

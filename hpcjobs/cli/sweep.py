@@ -92,10 +92,8 @@ def run(
     ] = None,
     site: SiteName = None,
     request: JobSpec,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cells; write nothing.")] = False,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait for the end; exit code 1 unless every cell succeeded.")
-    ] = False,
+    dry_run: Annotated[bool, opt("--dry-run", help="Print the cells; write nothing.")] = False,
+    wait: Annotated[bool, opt("--wait", help="Wait for the end; exit code 1 unless every cell succeeded.")] = False,
     as_json: Json = False,
 ) -> None:
     """Submit one cell per combination, except cells that are done, and return."""
@@ -195,9 +193,7 @@ def status(name: Name, as_json: Json = False) -> None:
 @sweep_app.command()
 def resume(
     name: Name,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait for the end; exit code 1 unless every cell succeeded.")
-    ] = False,
+    wait: Annotated[bool, opt("--wait", help="Wait for the end; exit code 1 unless every cell succeeded.")] = False,
     as_json: Json = False,
 ) -> None:
     """Submit only the cells that failed or are missing."""
@@ -308,10 +304,7 @@ def scale(
         str, typer.Option(help="Tasks per node: 4, or 1,2,4; where jobs have GPUs, each task has one.")
     ] = "1",
     weak: Annotated[
-        bool,
-        typer.Option(
-            "--weak/--strong", help="Constant batch per rank, or constant global batch [strong].", show_default=False
-        ),
+        bool, opt("--weak/--strong", help="Constant batch per rank, or constant global batch [strong].")
     ] = False,
     over: Annotated[
         list[str] | None,
@@ -322,14 +315,12 @@ def scale(
     ] = None,
     repeats: Annotated[int, typer.Option(help="Runs of each size.", min=1)] = 3,
     name: Annotated[str | None, opt("--name", "-J", help="Name of the study [the program's].")] = None,
-    one_at_a_time: Annotated[bool, typer.Option("--one-at-a-time", help="Each run waits for the one before.")] = False,
+    one_at_a_time: Annotated[bool, opt("--one-at-a-time", help="Each run waits for the one before.")] = False,
     request: JobSpec,
     allow_mixed: Annotated[
-        bool, typer.Option("--allow-mixed", help="Submit even if the code has changed since the earlier runs.")
+        bool, opt("--allow-mixed", help="Submit even if the code has changed since the earlier runs.")
     ] = False,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait for all runs; exit code 1 unless every run succeeded.")
-    ] = False,
+    wait: Annotated[bool, opt("--wait", help="Wait for all runs; exit code 1 unless every run succeeded.")] = False,
     as_json: Json = False,
 ) -> None:
     """Measure PROGRAM at several sizes: submit all runs and return. The same command again submits missing runs.

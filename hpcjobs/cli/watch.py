@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpcjobs.cli.completion import complete_jobs
-from hpcjobs.cli.output import JobSite, note
+from hpcjobs.cli.output import JobSite, note, opt
 from hpcjobs.cli.terminal import exit_on_signals
 from hpcjobs.errors import HpcJobsError, RequestError, UnknownJobError
 from hpcjobs.units import human_duration, walltime_s
@@ -68,8 +68,7 @@ def monitor(
     job: Annotated[str, typer.Argument(help="Id, array task, run folder or name.", autocompletion=complete_jobs)],
     interval: Annotated[float, typer.Option(min=1, max=300, help="Seconds between two samples.", metavar="S")] = 5.0,
     cancel_idle: Annotated[
-        str | None,
-        typer.Option(help="Cancel the job once all its nodes are idle for this long: 30m.", show_default=False),
+        str | None, opt(help="Cancel the job once all its nodes are idle for this long: 30m.")
     ] = None,
     site: JobSite = None,
 ) -> None:

@@ -12,7 +12,7 @@ import typer
 
 from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.options import EPILOG, ProgramCommand, with_job_options
-from hpcjobs.cli.output import AnySite, JobSite, Json, print_output, print_table
+from hpcjobs.cli.output import AnySite, JobSite, Json, SpecFile, opt, print_output, print_table
 from hpcjobs.errors import RequestError, UnknownJobError, reason_of
 from hpcjobs.job.models import JobSpec
 from hpcjobs.units import format_number, human_duration
@@ -111,9 +111,7 @@ def why(
             help="Id (of any Slurm job), array task, run folder or name [newest].", autocompletion=complete_jobs
         ),
     ] = None,
-    log: Annotated[
-        Path | None, typer.Option(help="Read this log file; JOB may then be left out.", show_default=False)
-    ] = None,
+    log: Annotated[Path | None, opt(help="Read this log file; JOB may then be left out.")] = None,
     site: JobSite = None,
     as_json: Json = False,
 ) -> None:
@@ -239,12 +237,7 @@ def where(
     *,
     site: AnySite = None,
     request: JobSpec,
-    spec: Annotated[
-        Path | None,
-        typer.Option(
-            help="YAML file with values of these options; options given here override it.", show_default=False
-        ),
-    ] = None,
+    spec: SpecFile = None,
     as_json: Json = False,
 ) -> None:
     """Show for each site and partition whether PROGRAM fits, when it would start, and what it costs at most."""
