@@ -18,6 +18,7 @@ from hpcjobs.site.library import find_clusters, policies_of_job
 from hpcjobs.site.models import AppliedPolicy, NodeGroup, Partition, Policy, Site
 from hpcjobs.site.resources import FIELDS, GPU_FIELDS, gpus_and_model
 from hpcjobs.site.search import list_centre_files
+from hpcjobs.site.yaml_file import read_file, where_of
 from hpcjobs.units import format_count, human_bytes, memory_bytes, time_limit_s
 
 _SIMPLE_CONSTRAINT = re.compile(r"[\w.:+@/=~-]+(?:[&|,][\w.:+@/=~-]+)*\Z", re.ASCII)
@@ -351,8 +352,6 @@ def _refuse(what: str, problems: Sequence[tuple[AppliedPolicy, Problem]]) -> Non
 
 
 def _locate(applied: AppliedPolicy, keys: tuple[str, ...]) -> str:
-    from hpcjobs.site.yaml_file import read_file, where_of
-
     return where_of(read_file(Path(applied.path)), ("policy", *keys))
 
 

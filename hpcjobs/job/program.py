@@ -16,7 +16,8 @@ from pathlib import Path
 from hpcjobs.errors import RequestError
 from hpcjobs.processes.start import module_words
 from hpcjobs.site.models import Site
-from hpcjobs.site.project_file import PROJECT_FILE, project_jobs
+from hpcjobs.site.project_file import FILE, project_jobs
+from hpcjobs.site.resources import BY_LETTER, FIELDS, OPTIONS, Treatment
 
 _TRAINERS = Path(__file__).resolve().parent.parent / "trainers"
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z", re.ASCII)
@@ -192,8 +193,6 @@ def print_trainer_help(program: Sequence[str]) -> bool:
 
 def _is_option_of_submit(argument: str) -> bool:
     """Whether ``argument``, which no trainer has, is ``--nodes``, ``--nodes=2``, ``-N`` or ``-N2``."""
-    from hpcjobs.site.resources import BY_LETTER
-
     letter = argument[1] if re.match(r"-\w", argument) else ""
     return argument.partition("=")[0] in options_of_submit() or letter in {*BY_LETTER, *"sf"}
 
@@ -201,7 +200,6 @@ def _is_option_of_submit(argument: str) -> bool:
 def options_of_submit() -> frozenset[str]:
     """Return the long options of ``hpcjobs submit``, without options passed to sbatch unread."""
     from hpcjobs.job.models import JobSpec
-    from hpcjobs.site.resources import FIELDS, OPTIONS, Treatment
 
     fields = {*JobSpec.__struct_fields__[2:], *FIELDS}
     of_sbatch = {f"--{name}" for name, option in OPTIONS.items() if option.treatment is Treatment.COMMAND}

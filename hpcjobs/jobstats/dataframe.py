@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpcjobs.extras import require_packages
-from hpcjobs.jobstats.columns import COLUMNS, unit_of
+from hpcjobs.jobstats.columns import COLUMNS, JobFilter, check_states, parse_moment, unit_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,7 +64,6 @@ def accounting(
             the queue answers. RequestError: a time, a state or a cluster does not exist.
     """
     require_packages("pandas", "polars", purpose="hpcjobs.accounting()")
-    from hpcjobs.jobstats.columns import JobFilter, check_states, parse_moment
     from hpcjobs.jobstats.sources import gather
 
     def tuple_of(values: Sequence[str | int] | None) -> tuple[str, ...] | None:

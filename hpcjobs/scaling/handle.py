@@ -13,6 +13,7 @@ from hpcjobs.errors import RequestError
 from hpcjobs.extras import require_packages
 from hpcjobs.scaling import study as study_file
 from hpcjobs.scaling.study import Size, Study
+from hpcjobs.scaling.study_sweep import submit_study, sweep_of
 from hpcjobs.site.checks import check_name
 from hpcjobs.site.library import default_site
 
@@ -112,8 +113,6 @@ class ScalingStudy:
         Raises:
             RequestError: the file holds another study, or a size does not fit the site. SchedulerError: refused.
         """
-        from hpcjobs.scaling.study_sweep import submit_study
-
         self._study = submit_study(self._study, self.path, allow_mixed=allow_mixed)
 
     def wait(self, *, timeout_s: float | None = None) -> Counter[str]:
@@ -122,8 +121,6 @@ class ScalingStudy:
         Raises:
             TimeoutError: ``timeout_s`` seconds have passed.
         """
-        from hpcjobs.scaling.study_sweep import sweep_of
-
         return sweep_of(self._study).wait(timeout_s=timeout_s)
 
     def runs(self) -> pd.DataFrame:
