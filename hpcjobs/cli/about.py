@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -233,6 +232,7 @@ def skill(
     if schema is None:
         sys.stdout.write(skill_text())
         return
+    import json
 
     from hpcjobs.cli.json_output import ERROR, OUTPUTS
     from hpcjobs.cli.json_output import schema as schema_of

@@ -37,6 +37,11 @@ class VerbGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+def verb_group(text: str) -> typer.Typer:
+    """A group of verbs with the help ``text``."""
+    return typer.Typer(cls=VerbGroup, rich_markup_mode=None, add_completion=False, no_args_is_help=True, help=text)
+
+
 BARE = "true"
 """Value of an option that may have one behind ``=`` and was typed without."""
 _TAKE_OPTIONS = ("-o", "--sbatch", "--srun")

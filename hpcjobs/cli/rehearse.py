@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from hpcjobs.cli.arguments import VerbGroup
+from hpcjobs.cli.arguments import verb_group
 from hpcjobs.cli.output import Json, SiteName, note, opt, print_output, print_table
 from hpcjobs.errors import SchedulerError
 from hpcjobs.units import format_count
@@ -20,15 +20,7 @@ if TYPE_CHECKING:
     from hpcjobs.cloud.provider import Kind
     from hpcjobs.drills.drill import DrillVerdict
 
-sandbox_app = typer.Typer(
-    cls=VerbGroup,
-    name="sandbox",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="A real Slurm on this machine: up, status, down, env, add-user.",
-)
+sandbox_app = verb_group("A real Slurm on this machine: up, status, down, env, add-user.")
 
 _ROOT_HELP = "Folder of the sandbox [$HPCJOBS_SANDBOX_ROOT or /var/lib/hpcjobs-sandbox]."
 Root = Annotated[Path | None, opt(help=_ROOT_HELP)]
@@ -125,13 +117,7 @@ def env(root: Root = None) -> None:
         print(f"export {name}={shlex.quote(value)}")
 
 
-drill_app = typer.Typer(
-    cls=VerbGroup,
-    rich_markup_mode=None,
-    add_completion=False,
-    no_args_is_help=True,
-    help="Inject a fault into a run and show whether it recovers.",
-)
+drill_app = verb_group("Inject a fault into a run and show whether it recovers.")
 
 
 FAULTS = {
@@ -216,15 +202,7 @@ def _describe(verdict: DrillVerdict) -> list[str]:
     return [*lines, f"  run folder {verdict.run_dir}"]
 
 
-cloud_app = typer.Typer(
-    cls=VerbGroup,
-    name="cloud",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="Clusters rented from a site's cloud section: render, check, plan, up, down.",
-)
+cloud_app = verb_group("Clusters rented from a site's cloud section: render, check, plan, up, down.")
 
 Folder = Annotated[Path | None, opt("--dir", help="The cluster's folder [~/.local/state/hpcjobs/cloud/SITE].")]
 Nodes = Annotated[
