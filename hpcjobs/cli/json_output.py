@@ -286,7 +286,7 @@ OUTPUTS: Mapping[str, Callable[[], Any]] = {
     "report load": lambda: make_type(
         "LoadReport",
         "Means and the peak of each node, and the page.",
-        nodes=make_list(load_type("jobstats.load_page.NodeLoad")),
+        nodes=make_list(load_type("jobstats.pages.NodeLoad")),
         page=str,
     ),
     "report sweep": lambda: make_type("SweepReport", "The best cell, and the page.", best=_CELL | None, page=str),

@@ -314,7 +314,8 @@ def load(
 ) -> None:
     """Report on the load of a job's nodes: GPU, CPU and memory over time, as a page (HTML, PNG, SVG)."""
     require_packages("polars", "matplotlib")
-    from hpcjobs.jobstats import load_page
+    from hpcjobs.jobstats import pages
+    from hpcjobs.run.monitor import samples_dir
     from hpcjobs.run.progress import all_samples, monitor_files
     from hpcjobs.run.select import select_one
     from hpcjobs.run.steps import samples_dir
@@ -324,7 +325,7 @@ def load(
         title, samples, facts = alone.absolute().name, alone, dict[str, str | None]()
     else:
         entry = select_one(job, site=site)
-        title, samples, facts = entry.name, samples_dir(entry), load_page.facts_of(entry)
+        title, samples, facts = entry.name, samples_dir(entry), pages.facts_of(entry)
     nodes = all_samples(samples)
     if not nodes:
         raise RequestError(
@@ -334,13 +335,13 @@ def load(
     folder = output or Path(f"{title}-load")
     count = sum(len(node.samples) for node in nodes)
     lead = f"{format_count(count, 'sample')} of {format_count(len(nodes), 'node')}, from {samples}"
-    load_page.write(f"Load of {title}", lead, nodes, folder, facts=facts)
+    pages.write_load(f"Load of {title}", lead, nodes, folder, facts=facts)
     record_output(folder)
-    measured = load_page.measure(nodes)
+    measured = pages.measure_load(nodes)
     if as_json:
         print_output("report load", {"nodes": measured, "page": str(folder / "index.html")})
         return
-    print_table(["NODE", "SAMPLES", "GPU", "CPU", "MEMORY"], [load_page.cells(node) for node in measured])
+    print_table(["NODE", "SAMPLES", "GPU", "CPU", "MEMORY"], [pages.load_cells(node) for node in measured])
     print(f"page {folder / 'index.html'}")
 
 

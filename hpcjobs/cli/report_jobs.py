@@ -209,8 +209,8 @@ def write_table(frame: pl.DataFrame, *, csv: Path | None, parquet: Path | None) 
 def write_page(table: AccountingTable, folder: Path, job_filter: JobFilter, site: str | None) -> None:
     """Write the page of the jobs to ``folder``."""
     require_packages("polars", "matplotlib")
-    from hpcjobs.jobstats import jobs_page
+    from hpcjobs.jobstats.pages import write_jobs
 
-    jobs_page.write(table, folder, job_filter, site=site_or_cluster(site))
+    write_jobs(table, folder, job_filter, site=site_or_cluster(site))
     record_output(folder)
     print(f"page {folder / 'index.html'}")

@@ -43,7 +43,7 @@ def sweep(cluster: SampleCluster, patch: pytest.MonkeyPatch) -> None:
 
 def samples(cluster: SampleCluster, patch: pytest.MonkeyPatch) -> None:
     cluster.samples("42")
-    patch.setattr("hpcjobs.jobstats.load_page.write", lambda *_, **__: None)
+    patch.setattr("hpcjobs.jobstats.pages.write_load", lambda *_, **__: None)
 
 
 def study(cluster: SampleCluster, patch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from commandline import ok, within
 from sacct_rows import simulated_rows
 from scripted_cluster import ScriptedCluster
 
-from hpcjobs.jobstats.jobs_page import choose_intervals, mean_over_intervals
+from hpcjobs.jobstats.pages import choose_intervals, mean_over_intervals
 from hpcjobs.pages import PageTable, Picture, Section, figures, render
 
 CHROMIUM = Path("/usr/bin/chromium")
