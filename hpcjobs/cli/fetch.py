@@ -126,8 +126,7 @@ def _run_there(target: Target, verb: str, context: Any) -> int:
 def _start_session(laptop: Laptop, arguments: list[str], params: Mapping[str, Any]) -> int:
     """A session with its tunnel and browser, until Ctrl-C. A token file is read here, and sent by a pipe."""
     from hpcjobs.cli.interactive import words_of_session
-    from hpcjobs.jupyter.laptop import connect
-    from hpcjobs.jupyter.remote import SharedRemote
+    from hpcjobs.jupyter.laptop import SharedRemote, connect
     from hpcjobs.jupyter.request import private_token
 
     token_file = params["token_file"]

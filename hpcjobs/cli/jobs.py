@@ -15,7 +15,6 @@ from hpcjobs.cli.completion import complete_jobs, complete_states
 from hpcjobs.cli.output import JobSite, Json, note, opt, print_output, print_table, table_width
 from hpcjobs.cli.terminal import raw
 from hpcjobs.errors import RequestError, nearest
-from hpcjobs.run.describe import describe
 from hpcjobs.run.listing import RECENT_S, ListedJob, Listing, listing
 from hpcjobs.run.logs import paths
 from hpcjobs.run.progress import describe, describe_sample, find_alarms, job_progress

@@ -315,7 +315,6 @@ def load(
     """Report on the load of a job's nodes: GPU, CPU and memory over time, as a page (HTML, PNG, SVG)."""
     require_packages("polars", "matplotlib")
     from hpcjobs.jobstats import pages
-    from hpcjobs.run.monitor import samples_dir
     from hpcjobs.run.progress import all_samples, monitor_files
     from hpcjobs.run.select import select_one
     from hpcjobs.run.steps import samples_dir

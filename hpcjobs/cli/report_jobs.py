@@ -20,7 +20,7 @@ from hpcjobs.jobstats.columns import COLUMNS, JobFilter, format_energy
 from hpcjobs.jobstats.derive import joint_energy_source, known_sum
 from hpcjobs.jobstats.sources import AccountingTable, gather
 from hpcjobs.jobstats.totals import sum_by_group, totals
-from hpcjobs.pages.save import save_csv, save_parquet
+from hpcjobs.pages import save_csv, save_parquet
 from hpcjobs.remote.outputs import record_output
 from hpcjobs.scheduler.base import State, choose_colour
 from hpcjobs.site.library import site_or_cluster

@@ -80,8 +80,8 @@ def monitor(
     """
     from hpcjobs.run.control import cancel
     from hpcjobs.run.listing import site_asked
-    from hpcjobs.run.monitor import JobSampling
     from hpcjobs.run.select import select_one
+    from hpcjobs.run.steps import JobSampling
 
     try:
         limit_s = None if cancel_idle is None else walltime_s(cancel_idle)

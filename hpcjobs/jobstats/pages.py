@@ -23,8 +23,7 @@ from hpcjobs.jobstats.advice import Advice, JobUsage, advise
 from hpcjobs.jobstats.columns import JobFilter
 from hpcjobs.jobstats.sources import AccountingTable, read_request
 from hpcjobs.jobstats.totals import totals
-from hpcjobs.pages import PageTable, Picture, Section, figures, render
-from hpcjobs.pages.save import save_parquet, save_text
+from hpcjobs.pages import PageTable, Picture, Section, figures, render, save_parquet, save_text
 from hpcjobs.record.monitor import Sample
 from hpcjobs.run.index import Entry
 from hpcjobs.run.progress import NodeSamples

@@ -40,8 +40,7 @@ from hpcjobs.run.status import parent_id, statuses
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.scheduler.slurm.client import split_ids
-from hpcjobs.scheduler.slurm.parse import parse_scontrol
-from hpcjobs.scheduler.slurm.table import CONTROL, SEPARATOR, Table, new_separator
+from hpcjobs.scheduler.slurm.parse import CONTROL, SEPARATOR, Table, new_separator, parse_scontrol
 from hpcjobs.site.library import site_or_cluster
 from hpcjobs.site.models import Site
 from hpcjobs.slurm_commands import list_accounted, list_accounted_fields, list_clusters, question_env, show_job

@@ -20,9 +20,8 @@ from msgspec.structs import replace
 from hpcjobs.errors import ConfigError
 from hpcjobs.files import file_name
 from hpcjobs.jobstats.columns import format_energy
-from hpcjobs.pages import PageTable, Picture, Section, figures, render
+from hpcjobs.pages import PageTable, Picture, Section, figures, render, save_csv, save_parquet, save_text
 from hpcjobs.pages.figures import COLOURS, GREY, INK, add_legend, choose_labels, escape_math, new_figure
-from hpcjobs.pages.save import save_csv, save_parquet, save_text
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scaling.analysis import Analysis, SizeResult
 from hpcjobs.scaling.fits import Interval

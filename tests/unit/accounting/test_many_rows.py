@@ -9,7 +9,7 @@ from sacct_versions import BEGUN, SEPARATOR, FakeSacct, printed, row, step
 from hpcjobs.jobstats.columns import SACCT_COLUMNS, Doubts
 from hpcjobs.jobstats.fold import fold
 from hpcjobs.jobstats.sources import AccountingQuery, Sacct, frames
-from hpcjobs.scheduler.slurm.table import Table
+from hpcjobs.scheduler.slurm.parse import Table
 
 JOBS = 500_000
 

@@ -16,7 +16,7 @@ from scripted_slurm import answer
 
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
-from hpcjobs.scheduler.slurm.table import SEPARATOR
+from hpcjobs.scheduler.slurm.parse import SEPARATOR
 from hpcjobs.top.look import Looker, RealActions
 from hpcjobs.top.screen import JobTable, TopScreen
 
