@@ -167,15 +167,15 @@ def _is_without_jobs(site: str | None) -> bool:
     return not site_or_cluster(site).kind.has_accounting and all(entry.kind.has_accounting for entry in index.entries())
 
 
-class Column(NamedTuple):
+class JobColumn(NamedTuple):
     """One column of the table of jobs."""
 
     header: str
     name: str
-    """Column of the accounting, or ``advice``."""
+    """JobColumn of the accounting, or ``advice``."""
 
 
-def _choose_columns(text: str | None) -> list[Column]:
+def _choose_columns(text: str | None) -> list[JobColumn]:
     """The columns of the table: headers in any case, or columns of the accounting.
 
     Raises:
@@ -184,7 +184,7 @@ def _choose_columns(text: str | None) -> list[Column]:
     from hpcjobs.jobstats.columns import COLUMNS
 
     if text is None:
-        return [Column(header, name) for header, name in HEADERS.items()]
+        return [JobColumn(header, name) for header, name in HEADERS.items()]
     known = HEADERS | _MORE_HEADERS
     headers = {name: header for header, name in known.items()}
     chosen = []
@@ -193,7 +193,7 @@ def _choose_columns(text: str | None) -> list[Column]:
         if name not in COLUMNS and name not in headers:
             names = [*(header.lower() for header in known), *COLUMNS]
             raise RequestError(f"--columns {part}: no such column", hint=nearest(part.lower(), names))
-        chosen.append(Column(headers.get(name, name.upper()), name))
+        chosen.append(JobColumn(headers.get(name, name.upper()), name))
     return chosen
 
 

@@ -11,7 +11,7 @@ import polars as pl
 from rich.cells import cell_len
 
 from hpcjobs.cli.output import note, print_output, print_table, table_width
-from hpcjobs.cli.report import HEADERS, Column
+from hpcjobs.cli.report import HEADERS, JobColumn
 from hpcjobs.cli.terminal import write_document
 from hpcjobs.errors import RequestError, UnknownJobError
 from hpcjobs.extras import require_packages
@@ -47,7 +47,7 @@ def gather_jobs(job_filter: JobFilter, site: str | None) -> AccountingTable:
     return table
 
 
-def print_jobs(frame: pl.DataFrame, attempts: pl.DataFrame, columns: Sequence[Column]) -> None:
+def print_jobs(frame: pl.DataFrame, attempts: pl.DataFrame, columns: Sequence[JobColumn]) -> None:
     """One row per job with its advice, and the sums over all their attempts."""
     if frame.is_empty():
         print("no jobs")
@@ -63,7 +63,7 @@ def print_jobs(frame: pl.DataFrame, attempts: pl.DataFrame, columns: Sequence[Co
     print_totals(totals([attempts]).with_columns(of_jobs), ["all"])
 
 
-def _print_rows(rows: Sequence[Mapping[str, Any]], columns: list[Column], *, are_chosen: bool) -> None:
+def _print_rows(rows: Sequence[Mapping[str, Any]], columns: list[JobColumn], *, are_chosen: bool) -> None:
     """Print the table. On a narrow terminal the usual columns are fewer and shorter, and advice follows below."""
     has_advice = any(one.name == "advice" for one in columns)
     advice = [list(map(str, advise(JobUsage.from_row(row)))) for row in rows] if has_advice else []
