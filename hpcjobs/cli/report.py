@@ -172,7 +172,7 @@ class JobColumn(NamedTuple):
 
     header: str
     name: str
-    """JobColumn of the accounting, or ``advice``."""
+    """Column of the accounting, or ``advice``."""
 
 
 def _choose_columns(text: str | None) -> list[JobColumn]:
