@@ -197,7 +197,8 @@ def print_failures(jobs: Iterable[Known], *, printed: Mapping[str, str]) -> None
             continue
         ended, who = read_state(entry, record.job_id), ""
         # Ranks of a cancelled job did not fail.
-        if ended is not None and record.state is not State.CANCELLED and (first := ended.first_failure) is not None:
+        first = None if ended is None or record.state is State.CANCELLED else ended.first_failure
+        if first is not None:
             end = describe_exit(first.exit_code)
             who = f"first failure: rank {first.rank} on {first.host}{'' if end in record.ending else f', {end}'}"
         if printed.get(record.job_id) != _describe_state(record):
