@@ -16,6 +16,7 @@ from pathlib import Path
 from hpcjobs.errors import RequestError
 from hpcjobs.processes.start import module_words
 from hpcjobs.site.models import Site
+from hpcjobs.site.project_file import PROJECT_FILE, project_jobs
 from hpcjobs.site.resources import BY_LETTER, FIELDS, OPTIONS, Treatment
 
 _TRAINERS = Path(__file__).resolve().parent.parent / "trainers"

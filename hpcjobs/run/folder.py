@@ -39,7 +39,7 @@ from hpcjobs.errors import CommandMissingError, HpcJobsWarning, RequestError
 from hpcjobs.files import file_name, require_unplanted, write_beside
 from hpcjobs.job.environment import FIGURES_PROGRAM, MONITOR_PROGRAM, SHELL_FOLDER, shell_files
 from hpcjobs.job.models import Plan
-from hpcjobs.processes.programs import Result, Runner, run
+from hpcjobs.processes.programs import Result, run
 from hpcjobs.pyz import pack
 from hpcjobs.record.manifest import Manifest, RecordedCode, write_manifest
 from hpcjobs.record.names import MANIFEST
