@@ -134,11 +134,6 @@ def parse_config(out: str) -> SlurmConfig:
     )
 
 
-def parse_partitions(out: str) -> tuple[PartitionInfo, ...]:
-    """The partitions of ``scontrol --all --oneliner show partition``."""
-    return tuple(_partition(row) for row in _records(out, "PartitionName"))
-
-
 class NodeReader:
     """Reads ``scontrol --all --oneliner show node`` line by line; a node without CPUs is left out.
 
@@ -407,7 +402,7 @@ def read_cluster(slurm: Scheduler, runner: Runner = run) -> ClusterFacts:
     licenses = _query(slurm, slurm_commands.show_licenses())
     return ClusterFacts(
         config=config,
-        partitions=parse_partitions(partitions),
+        partitions=tuple(_partition(row) for row in _records(partitions, "PartitionName")),
         nodes=mean_nodes(partitions) if nodes is None else nodes,
         nodes_are_hidden=nodes is None,
         accounting=_read_accounting(slurm, config.cluster),

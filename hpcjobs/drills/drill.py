@@ -52,13 +52,13 @@ class Fault(NamedTuple):
     """A fault: its description, its injection, and its expected trace in the history."""
 
     about: str
-    inject: Callable[[DrillTarget], None] | None
-    """None: the time limit does it."""
-    heal: Callable[[DrillTarget], None] | None
     causes: tuple[str, ...]
     """Permitted causes of the end of the attempt; empty: no attempt ends."""
     lossless: bool
     """It is announced: no step may be lost."""
+    inject: Callable[[DrillTarget], None] | None = None
+    """None: the time limit does it."""
+    heal: Callable[[DrillTarget], None] | None = None
 
 
 def _do(target: DrillTarget, *argv: str) -> None:
@@ -83,36 +83,27 @@ def _tell(target: DrillTarget) -> None:
         _on_node(target, target.nodes[0], _TELL)
 
 
-def _last_rank(target: DrillTarget) -> None:
-    _on_node(target, target.nodes[-1], _KILL, str(target.ranks - 1))
-
-
 FAULTS = {
     "timeout": Fault(
         about="the time limit comes before the end of the program",
-        inject=None,
-        heal=None,
         causes=("timeout",),
         lossless=True,
     ),
     "preempt": Fault(
         about="SIGTERM to every step, as at the start of a preemption's grace time",
         inject=_tell,
-        heal=None,
         causes=("preempt",),
         lossless=True,
     ),
     "kill-rank": Fault(
         about="SIGKILL to the last rank",
-        inject=_last_rank,
-        heal=None,
+        inject=lambda target: _on_node(target, target.nodes[-1], _KILL, str(target.ranks - 1)),
         causes=("node",),
         lossless=False,
     ),
     "kill-node": Fault(
         about="SIGKILL to every rank on the last node, at once",
         inject=lambda target: _on_node(target, target.nodes[-1], _KILL),
-        heal=None,
         causes=("node", "preempt"),
         lossless=False,
     ),
@@ -152,7 +143,7 @@ def taken_by(partition: str, site: Site) -> Fault:
             ) from error
 
     about = f"a job of partition {partition} preempts it"
-    return Fault(about=about, inject=take, heal=None, causes=("preempt",), lossless=True)
+    return Fault(about=about, inject=take, causes=("preempt",), lossless=True)
 
 
 PROGRAM = ("ddp", "--workload", "lm", "--train-samples", "512", "--log-every", "1", "--checkpoint-every", "10")
