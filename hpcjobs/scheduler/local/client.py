@@ -394,8 +394,9 @@ def _start_supervisor(job: LocalJob, alive: int) -> None:
 def records(job: LocalJob, request: Request, view: queue.QueueView) -> Iterator[JobRecord]:
     """Yield one record. For a whole array it covers the tasks without a folder, if any."""
     if request.array is None or job.element is not None:
-        no_folder = job.element is not None and not os.path.isdir(job.folder)
-        yield _record(job, job.submitted_job if no_folder else job, request, view)
+        # Also of a task with a folder: the supervisor of its array was killed before it could run.
+        never_ran = job.element is not None and not os.path.exists(job.marker) and job.read_ended() is None
+        yield _record(job, job.submitted_job if never_ran else job, request, view)
         return
     known = {task.element for task in job.tasks()}
     waiting = [index for index in request.array if index not in known]

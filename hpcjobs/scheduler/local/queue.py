@@ -336,7 +336,8 @@ def outcome(job: LocalJob) -> str | None:
         return "UNKNOWN"
     submission_end = job.submitted_job.read_ended()
     if request.array is None or job.element is not None:
-        ended = job.read_ended() or (None if os.path.isdir(job.folder) else submission_end)
+        # A task with a folder and no marker: the supervisor of its array was killed before it could run.
+        ended = job.read_ended() or (None if os.path.exists(job.marker) else submission_end)
         return None if ended is None else ended.state
     if submission_end is None:
         return None
