@@ -10,6 +10,7 @@ import os
 
 from hpcjobs.processes.programs import Runner
 from hpcjobs.scheduler.base import Scheduler
+from hpcjobs.scheduler_kind import find_kind
 from hpcjobs.site.machine import EVERY_CLUSTER, cluster_name, named_clusters
 
 
@@ -27,9 +28,9 @@ def connect(kind: str, slurm_conf: str | None = None, *, runner: Runner | None =
 def reachable_clusters(scheduler: str, slurm_conf: str | None) -> frozenset[str]:
     """The clusters that ``scheduler`` can query from here; empty: their name is unknown.
 
-    For ``local`` that is this host. For Slurm it is the ClusterName; the clusters in SLURM_CLUSTERS replace it.
+    For the queue of this machine that is this host. For Slurm it is the ClusterName; SLURM_CLUSTERS replaces it.
     """
-    if scheduler == "local":
+    if not find_kind(scheduler).has_nodes:
         return frozenset((os.uname().nodename,))
     if named := named_clusters():
         return frozenset() if EVERY_CLUSTER in named else named

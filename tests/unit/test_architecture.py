@@ -9,10 +9,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
+from hpcjobs.job.models import Job
 from hpcjobs.scheduler_kind import KINDS
+from hpcjobs.site.models import Site
 from hpcjobs.slurm_commands import NAMES
 
 PACKAGE = Path(__file__).resolve().parents[2] / "hpcjobs"
@@ -267,6 +270,11 @@ def compared_kinds(path: Path) -> Iterator[str]:
             text = ast.unparse(node)
             if names and (names != {"local"} or "scheduler" in text.lower() or "kind" in text):
                 yield f"{path.relative_to(PACKAGE)}:{node.lineno}: {text}"
+
+
+@pytest.mark.parametrize("kind", [Site, Job])
+def test_sites_and_jobs_may_name_every_kind_of_scheduler(kind: type[Site | Job]) -> None:
+    assert get_args(get_type_hints(kind)["scheduler"]) == tuple(KINDS)
 
 
 def test_only_schedulers_and_sites_compare_the_kind_of_a_scheduler() -> None:

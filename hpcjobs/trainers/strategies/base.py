@@ -44,7 +44,12 @@ class Traffic(NamedTuple):
 
 
 class Strategy:
-    """How ranks share a model and its gradients; this one is of a single rank."""
+    """How ranks share a model and its gradients; this one is of a single rank.
+
+    Called on all ranks: once `wrap`, `parameter_groups`, `optimizer` and `scaler`; in each step the passes (all but the
+    last inside `no_sync`), `after_backward`, `clip`, the optimizer's step inside `stepping`, and `zero_grad`; then, if
+    they are due, an evaluation, `model_state` and `optimizer_state`.
+    """
 
     name = "single"
     backend: str | None = None  # the library that carries gradients, if not the process group's
