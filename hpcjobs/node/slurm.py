@@ -14,7 +14,7 @@ from hpcjobs.processes.start import Result
 
 _REASONS = {"TimeLimit": decide.TIMEOUT, "NodeDown": decide.NODE}
 _STATES = {
-    "RUNNING": decide.RUNNING,
+    **dict.fromkeys(("RUNNING", "CONFIGURING", "RESIZING", "SIGNALING", "STOPPED", "SUSPENDED"), decide.RUNNING),
     "TIMEOUT": decide.TIMEOUT,
     "PREEMPTED": decide.PREEMPT,
     "NODE_FAIL": decide.NODE,

@@ -61,13 +61,13 @@ class Supervisor:
     def run(self) -> decide.AttemptEnd:
         """Wait until the script has ended; the facts about its end."""
         while self.script.poll() is None:
-            for number in self.signals.wait(self._patience_s()):
-                self._handle(number)
+            self._handle_signals(self._patience_s())
             self._check_time()
             self._check_step()
             self._check_kill()
         if self.script.returncode < 0:
             self._end_orphans()
+        self._handle_signals(0.0)  # SIGTERM may have come, and ended the script, during a command of Slurm
         return self._end()
 
     def _patience_s(self) -> float:
@@ -86,11 +86,13 @@ class Supervisor:
 
     # --- signals
 
-    def _handle(self, number: int) -> None:
-        if number == signal.SIGUSR1:
-            self._on_warning()
-        elif number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            self._on_term()
+    def _handle_signals(self, timeout_s: float) -> None:
+        """Wait for signals for at most ``timeout_s``, and act on those that came."""
+        for number in self.signals.wait(timeout_s):
+            if number == signal.SIGUSR1:
+                self._on_warning()
+            elif number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                self._on_term()
 
     def _on_term(self) -> None:
         if not self.terminated:
@@ -167,7 +169,7 @@ class Supervisor:
             while tree.reap() and not set(orphans).isdisjoint(tree.children(os.getpid())):
                 if time.monotonic() > give_up:
                     break
-                self.signals.wait(min(1.0, give_up - time.monotonic()))
+                self._handle_signals(min(1.0, give_up - time.monotonic()))
 
     # --- the end
 
@@ -176,8 +178,11 @@ class Supervisor:
         code, completed, cause = self._exit_code(), control.completed, self.cause_at_term
         if options.may_shrink and completed:
             code = 0  # tasks of nodes that failed count for srun
-        if code == 0 and not completed and not self.terminated:
+        is_done = code == 0 and completed
+        if not is_done and not self.terminated:
+            # Slurm signals the ranks too, and they may end before its signal reaches this process.
             cause = self.job.scheduler.read_cause()
+        if code == 0 and not completed and not self.terminated:
             # A script with several steps, or with none that is a rank, has no rank 0 that could tell its end.
             no_ranks = options.tasks == 0 or not (options.agents or control.ends() or control.started_hosts())
             completed = no_ranks and cause in (None, decide.RUNNING)

@@ -354,6 +354,8 @@ def _check_last(life: Life, run_dir: str, job_id: str, last: tuple[float, str, s
     if not jobs or "[" in job_id or _has_late_copy(life, run_dir):
         return
     truth = next((job for job in reversed(jobs) if job.attempts), jobs[-1])
+    # The job that continues it may have been cancelled while it waited.
+    truth = next((job for job in jobs if ("afterany", truth.root) in job.dependency), truth)
     one = next(s for s in life.submissions if run_dir in folders_of(life, s))
     if (
         not one.array

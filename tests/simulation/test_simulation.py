@@ -9,9 +9,10 @@ from pathlib import Path
 import checkers
 import life
 import pytest
-from life import Life, Schedule, Seen
+from bodies import Work
+from life import Life, Schedule, Seen, Submission
 from simulate import Failure, describe, play, play_range
-from slurm import Job
+from slurm import Attempt, Job
 
 from hpcjobs.scheduler.base import JobRecord, State
 
@@ -59,6 +60,25 @@ def test_an_ended_job_that_is_put_back_may_be_cancelled_while_it_waits(tmp_path:
         played.seen.append(Seen(when, "ps", run_dir, JobRecord("1", state, "sacct"), is_away=False))
     checkers.check_states(played)
     assert bool(played.errors) != was_requeued
+
+
+@pytest.mark.parametrize("continues", [1, 3])
+def test_of_a_job_whose_continuation_was_cancelled_while_it_waited_that_end_is_shown(
+    tmp_path: Path, continues: int
+) -> None:
+    played = Life(Schedule(0, ()), tmp_path)
+    played.settings.accounting = "prompt"
+    one = Submission(Work(str(tmp_path / "runs" / "x")), life.plan_for("retries", tmp_path / "runs" / "x"))
+    run_dir = one.work.run_dir
+    first = Job(1, f"{run_dir}/job.sh", "x", 1.0, "", 1.0, state="FAILED")
+    first.attempts.append(Attempt(first, 0, ["n0"], 1.0, 1801.0, code=85))
+    waited = Job(2, first.script, "x", 9.0, "", 9.0, state="CANCELLED", dependency=[("afterany", continues)])
+    played.submissions.append(one)
+    played.works[run_dir] = one.work
+    played.slurm.every += [first, waited]
+    played.seen.append(Seen(20.0, "ps", run_dir, JobRecord("1", State.CANCELLED, "sacct"), is_away=False))
+    checkers.check_states(played)
+    assert bool(played.errors) == (continues != 1)
 
 
 def test_a_failure_names_the_command_that_replays_it() -> None:

@@ -259,6 +259,40 @@ def test_term_is_taken_for_what_slurm_says_it_is(node: Node) -> None:
     assert node.requeued
 
 
+@pytest.mark.parametrize("code", [1, 85, 137, 143])
+def test_a_job_whose_ranks_end_by_a_cancellation_before_its_signal_reaches_the_supervisor_stays_cancelled(
+    node: Node, code: int
+) -> None:
+    status, err = node.run(f'echo "JobId=42 JobState=COMPLETING Reason=None" >"$JOB"; exit {code}')
+    assert (status, node.state, node.requeued) == (143, "CANCELLED", False), err
+
+
+def test_a_program_that_ends_by_sigterm_at_its_time_limit_is_requeued_for_that(node: Node) -> None:
+    saved = 'echo 5 >"$HPCJOBS_CONTROL_DIR/progress"; '
+    _, err = node.run(saved + 'echo "JobId=42 JobState=COMPLETING Reason=TimeLimit" >"$JOB"; exit 143')
+    assert ([each["cause"] for each in node.history], node.requeued) == (["timeout"], True), err
+
+
+def test_a_cancellation_during_a_question_for_the_time_limit_is_heard_though_slurm_gives_no_answer(
+    node: Node, tmp_path: Path
+) -> None:
+    rank = tmp_path / "rank"
+    (tmp_path / "bin" / "scontrol").write_text(
+        f"""#!/bin/sh
+echo "$*" >>"$LOG"
+[ -e {rank} ] || exit 1
+pid=$(cat {rank})
+rm {rank}
+kill -TERM $pid $PPID
+until grep -q ') Z ' /proc/$pid/stat; do sleep 0.01; done
+exit 1
+"""
+    )
+    script = f"trap 'exit 143' TERM; echo $$ >{rank}.new; mv {rank}.new {rank}; kill -USR1 $PPID; {AWAIT_SIGNAL}"
+    status, err = node.run(script)
+    assert (status, node.state, node.requeued) == (143, "CANCELLED", False), err
+
+
 def test_a_cancellation_is_recorded_before_the_kill_where_the_launcher_outlasts_it(node: Node) -> None:
     """As srun does whose step had not yet begun when Slurm signalled the steps."""
     process = node.begin(f"""trap '' TERM; touch "$HPCJOBS_CONTROL_DIR/ready"; {AWAIT_SIGNAL}""")

@@ -111,6 +111,8 @@ def test_no_limit_and_no_answer_are_two_things() -> None:
     ("fields", "cause"),
     [
         ("JobState=RUNNING Reason=None", "running"),
+        ("JobState=SIGNALING Reason=None", "running"),
+        ("JobState=SUSPENDED Reason=None", "running"),
         ("JobState=COMPLETING Reason=TimeLimit", "timeout"),
         ("JobState=COMPLETING Reason=NodeDown", "node"),
         ("JobState=COMPLETING Reason=None PreemptTime=None", "cancelled"),
