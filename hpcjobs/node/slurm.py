@@ -134,12 +134,21 @@ class Slurm(NodeSideScheduler):
 
     def _requeue(self, verb: str) -> Optional[str]:
         """Requeue the job; the controller's refusal, or None."""
-        answer = self._ask(slurm_commands.control(verb, [self.job_id]))
+        answer = self._ask(slurm_commands.control(verb, [self.job_id]), is_done=self._is_requeued_or_cancelled)
         message = _one_line(answer.err or answer.out)
         # Pending: an earlier try was carried out, and its answer lost.
         if answer.code == 0 or "Job is pending execution" in message:
             return None
         return message or f"scontrol {verb} ended with code {answer.code}"
+
+    def _is_requeued_or_cancelled(self) -> bool:
+        """Whether another request for a requeue has no use, or would undo a cancellation that came after the first."""
+        give_up = self._monotonic() + _PATIENCE_S
+        while True:
+            cause = self.read_cause()
+            if cause is not None or self._monotonic() > give_up:
+                return cause in (decide.CANCELLED, decide.REQUEUED)
+            self._sleep(_RETRY_S)
 
     def _submit_again(self, refusal: str, exclude: str) -> RestartOutcome:
         """A job after this one, in the same run folder.
@@ -220,15 +229,21 @@ class Slurm(NodeSideScheduler):
         out = self._call(slurm_commands.show_job(self.job_id)).out
         return dict(reversed(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", out)))
 
-    def _ask(self, argv: List[str]) -> Result:
-        """The answer of a command that may run twice: asked again while the controller does not answer."""
+    def _ask(self, argv: List[str], *, is_done: Callable[[], bool] = lambda: False) -> Result:
+        """The answer of a command that may run twice: asked again while the controller does not answer.
+
+        A command whose answer was lost is not asked again if ``is_done`` says that nothing is left to ask for.
+        """
         give_up = self._monotonic() + _PATIENCE_S
         while True:
             answer = self._call(argv)
-            is_away = answer.code != 0 and slurm_commands.is_unanswered(answer.err or answer.out)
+            message = answer.err or answer.out
+            is_away = answer.code != 0 and slurm_commands.is_unanswered(message)
             if not is_away or self._monotonic() > give_up:
                 return answer
             self._sleep(_RETRY_S)
+            if slurm_commands.is_answer_lost(message) and is_done():
+                return Result(0, "", "")
 
     def _call(self, argv: List[str]) -> Result:
         return self._run(argv, self._env)

@@ -274,6 +274,36 @@ def test_a_controller_that_restarts_is_asked_again() -> None:
     assert cluster.commands("sbatch") == []
 
 
+@pytest.mark.parametrize(
+    ("fields", "requests"),
+    [
+        ("COMPLETING Reason=None", 1),
+        ("COMPLETING Reason=BeginTime", 1),
+        ("RUNNING", 2),
+        ("COMPLETING Reason=NodeDown", 2),
+    ],
+)
+def test_a_requeue_whose_answer_was_lost_is_not_repeated_for_a_job_that_was_cancelled_since(
+    fields: str, requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster()
+    answers = iter([Result(1, "", "slurm_requeue error: Socket timed out on send/recv operation")])
+
+    def requeue() -> Result:
+        cluster.job = "slurm_load_jobs error: Unable to contact slurm controller"
+        return next(answers, Result(0, "", ""))
+
+    def sleep(seconds: float) -> None:
+        if cluster.monotonic > 59:
+            cluster.job = f"JobId=42 JobState={fields} Restarts={int('BeginTime' in fields)} StartTime={START}"
+        cluster.monotonic += seconds
+
+    monkeypatch.setattr(cluster, "sleep", sleep)
+    cluster.answers["scontrol requeue"] = requeue
+    assert cluster.slurm.start_again([]).decision == "requeued"
+    assert len(cluster.commands("scontrol requeue")) == requests
+
+
 def test_what_slurm_requeued_itself_is_requeued() -> None:
     cluster = Cluster()
     cluster.answers["scontrol requeue"] = Result(1, "", "Job is pending execution for job 42")
