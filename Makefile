@@ -63,7 +63,7 @@ docs: ## Build the documentation site, strictly, into build/site
 
 golden: ## Write recorded scripts, help, outputs and generated pages anew; read the difference before a commit
 	@tools/venv dev
-	GOLDEN=write $(BIN)/pytest $$(grep -rl GOLDEN tests --include='test_*.py')
+	GOLDEN=write $(BIN)/pytest $$(grep -rlE 'GOLDEN|as_recorded' tests --include='test_*.py')
 
 pictures: ## Make the pictures of docs/images anew; needs Chromium
 	@tools/venv dev

@@ -289,6 +289,7 @@ def init(
     from hpcjobs.job import project
     from hpcjobs.job.limits import DoesNotFitError
     from hpcjobs.job.plan import refuse_options_after_program
+    from hpcjobs.site.library import site_to_look_at
 
     if schema:
         sys.stdout.write(project.schema_text())
@@ -305,14 +306,17 @@ def init(
     try:
         plan = hpcjobs.plan(JobSpec(), site, spec=layers, made_by="hpcjobs submit", allow_untrusted=dry_run)
     except DoesNotFitError as error:
-        if site is not None:
+        default = site_to_look_at(None)
+        if site is not None or default is None or default.kind.has_nodes:
             raise
-        note(f"{error.message}\nname the cluster that runs it: hpcjobs submit --site NAME")
+        submit = "hpcjobs submit --site NAME"
+        note(f"{error.message}\nname the cluster that runs it: {submit}")
     else:
+        submit = "hpcjobs submit"
         refuse_options_after_program(plan.job)
         print_notes(plan.job)
     if not dry_run:
         write_beside(path, text, mode=None)
     print(text, end="", flush=True)
     if not dry_run:
-        note(f"wrote {path}; next: hpcjobs submit --dry-run, then hpcjobs submit")
+        note(f"wrote {path}; next: {submit} --dry-run, then {submit}")

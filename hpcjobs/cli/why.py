@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -150,9 +152,9 @@ def _subject(job: str | None, log: Path | None, site: str | None) -> Subject:
         if entry.name == job:
             job = entry.job_id
     except UnknownJobError as error:
-        if Path(job).is_file():
-            raise UnknownJobError(error.message, hint=f"`hpcjobs why --log {job}` explains a log") from error
         if not re.fullmatch(r"\d+(?:[_+]\d+)?", job):
+            if os.path.isfile(job):
+                raise UnknownJobError(error.message, hint=f"`hpcjobs why --log {quote(job)}` explains a log") from error
             raise
     return gather_foreign(job, slurm_conf=_slurm_conf(site), log=log)
 

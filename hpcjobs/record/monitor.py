@@ -76,9 +76,9 @@ class Sample(NamedTuple):
     memory_source: Optional[str] = None
     """Source of `rss_bytes`: ``cgroup``, ``pss`` (shared pages once) or ``rss`` (shared pages once per process)."""
     memory_limit_bytes: Optional[float] = None
-    """The job's memory limit on the node; without one, the requested memory."""
+    """The job's memory limit on the node; without one, the requested memory (not with a trainer's ``--monitor``)."""
     gpus: Optional[int] = None
-    """GPUs that the job holds on the node."""
+    """GPUs that the job holds on the node; with a trainer's ``--monitor``, NVIDIA's of its ranks."""
     busy_percent: Optional[float] = None
     """Mean of the last minute: of the GPUs, of the cores without GPUs."""
     idle_s: Optional[float] = None

@@ -246,7 +246,9 @@ class JobProcesses:
             seen[pid] = described
             if not described.is_of_the_job:
                 continue
-            spent[pid] = _Spent(int(fields[1]), fields[19], sum(map(int, fields[11:15])) / _TICKS)
+            # Of ranks alone their children's time would arrive at once, when a child has ended.
+            ticks = fields[11:15] if self._ranks_by_pid is None else fields[11:13]
+            spent[pid] = _Spent(int(fields[1]), fields[19], sum(map(int, ticks)) / _TICKS)
             if fields[0] == b"Z":  # its time is its parent's once the parent has waited for it
                 continue
             pids.append(pid)

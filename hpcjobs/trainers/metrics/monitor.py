@@ -71,6 +71,7 @@ class Monitor:
             reason = "the driver's NVML does not show them" if uuids else "NVML knows NVIDIA's alone"
             reason = "the ranks use none" if self.group.device.type != "cuda" else reason
             self.group.log(f"monitor: no GPU is watched: {reason}")
+        gpus.are_held = self.group.device.type == "cuda"  # also GPUs that NVML does not know
         processes = JobProcesses(ranks={pid: rank for rank, (pid, _) in here.items()})
         return NodeSampler(processes, JobGroup(), gpus)
 

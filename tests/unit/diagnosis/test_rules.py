@@ -180,6 +180,11 @@ def test_why_of_a_file_names_the_option_that_reads_a_log(here: Path) -> None:
     assert answer.code == 6
     assert "hint: `hpcjobs why --log train.log` explains a log" in answer.err
     assert within("why", "--log", "train.log").code == 0
+    Path("7").touch()
+    assert "--log 7" not in within("why", "7").err, "7 is a job"
+    Path("a b.log").touch()
+    assert "hint: `hpcjobs why --log 'a b.log'` explains a log" in within("why", "a b.log").err
+    assert within("why", "a" * 300).code == 6
 
 
 def test_a_log_that_is_a_pipe_is_an_error_and_is_not_waited_for(here: Path) -> None:

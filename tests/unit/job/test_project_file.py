@@ -223,7 +223,17 @@ def test_init_writes_a_job_for_a_cluster_that_is_not_the_default_site(arguments:
     wrote = ok("init", *arguments)
     assert "name the cluster that runs it: hpcjobs submit --site NAME" in wrote.err
     assert ok("submit", "--site", "ours", "--dry-run", "--json").json["job"]["site"] == "ours"
+    assert "next: hpcjobs submit --site NAME --dry-run" in wrote.err
     assert within("init", "--force", "--site", "local", *arguments).code == 5
+
+
+@pytest.mark.usefixtures("cluster")
+def test_init_refuses_what_the_default_site_refuses_if_it_is_a_cluster(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCJOBS_SITE", "ours")
+    assert within("init", "-N", "99", "train.py").code == 5
+    assert not Path(PROJECT_FILE).exists()
 
 
 def test_force_behind_the_program_is_named(repository: Path) -> None:

@@ -37,6 +37,25 @@ def test_the_jobs_group_of_version_2_has_memory_without_caches_its_limit_and_cpu
     assert (group.used_bytes(), group.limit_bytes(), group.cpu_s()) == (120, 4096, 2.5)
 
 
+PARENT = """
+import subprocess, sys
+burn = "import time\\nend = time.process_time() + 1\\nwhile time.process_time() < end: pass"
+subprocess.run([sys.executable, "-c", burn], check=True)
+print("ended", flush=True)
+input()
+"""
+
+
+def test_the_time_of_a_ranks_child_does_not_arrive_at_once_when_it_has_ended() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as rank:
+        assert rank.stdin is not None
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == b"ended\n"
+        own = JobProcesses(ranks={rank.pid: 0}).read().cpu_s
+        rank.stdin.close()
+    assert 0 < own < 0.9
+
+
 def test_the_jobs_group_of_version_1_too_and_no_limit_is_none(tmp_path: Path) -> None:
     place = "slurm/uid_0/job_12"
     (tmp_path / "own").write_text(f"4:memory:/{place}/step_0\n3:cpu,cpuacct:/{place}/step_0\n1:name=systemd:/x\n")

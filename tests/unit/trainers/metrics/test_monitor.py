@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+import torch
 
 from hpcjobs.record.monitor import Load
-from hpcjobs.trainers.metrics.monitor import summed_up
+from hpcjobs.trainers.distributed.process_group import RankGroup
+from hpcjobs.trainers.metrics.monitor import Monitor, summed_up
 
 from ..conftest import World, worlds_path
 
@@ -36,6 +42,17 @@ def test_a_run_that_is_not_watched_says_so_by_null(world: World) -> None:
     plain = world(1, *FLAGS, env={"PYTHONPATH": worlds_path()})
     assert plain.summary.monitor is None
     assert not list(plain.run_dir.glob("monitor*"))
+
+
+def test_gpus_that_nvml_does_not_know_are_not_taken_for_idle_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.version.hip", "6.2")
+    group = SimpleNamespace(device=torch.device("cuda"), hosts=["n1"], rank=0, log=lambda text: None)
+    sampler = Monitor(cast(RankGroup, group), tmp_path, on=True)._make_sampler({0: (os.getpid(), None)})
+    values = sampler.sample()
+    assert (values["busy_percent"], values["idle_s"]) == (None, None)
+    assert values["cpu_percent"] is not None
 
 
 def test_gpus_decide_what_is_idle_where_there_are_any() -> None:
