@@ -233,7 +233,7 @@ def test_init_refuses_what_the_default_site_refuses_if_it_is_a_cluster(
 ) -> None:
     monkeypatch.setenv("HPCJOBS_SITE", "ours")
     assert within("init", "-N", "99", "train.py").code == 5
-    assert not Path(PROJECT_FILE).exists()
+    assert not Path(project_file.PROJECT_FILE).exists()
 
 
 def test_force_behind_the_program_is_named(repository: Path) -> None:
