@@ -80,9 +80,9 @@ def _is_late_copy(life: Life, job: Job) -> bool:
     return job.cancelled_at is not None or (bool(job.ends) and job.ends[0][0] - job.submit < 10.0)
 
 
-def _is_misled(life: Life) -> bool:
-    """A submitter got a wrong answer about what was submitted."""
-    return any(name.startswith(("submit", "job")) for name in life.world.misled)
+def _is_misled(life: Life, *names: str) -> bool:
+    """A command of a user or a job, by default one that submits, got a part of an answer, or a wrong one."""
+    return any(name.startswith(names or ("submit", "job")) for name in life.world.misled)
 
 
 def _has_late_copy(life: Life, run_dir: str) -> bool:
@@ -364,6 +364,7 @@ def _check_last(life: Life, run_dir: str, job_id: str, last: tuple[float, str, s
         and one.cancelled is not None
         and life.settings.accounting != "lossy"
         and _is_undisturbed(life)
+        and not _is_misled(life, "cancel")
     ):
         life.errors.append(f"{run_dir}: job {job_id} was cancelled by a command that said so, and is UNKNOWN")
     if truth.state == "LOST":

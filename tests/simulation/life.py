@@ -92,7 +92,7 @@ class Seen(NamedTuple):
     run_dir: str
     record: JobRecord
     is_away: bool
-    """Slurm or its accounting did not answer then, which is printed."""
+    """Slurm or its accounting did not answer then, which is printed, or only a part of its answer came."""
 
 
 @functools.cache
@@ -273,7 +273,9 @@ class Life:
         self.note("ps", [(row.run_dir, row.record) for row in shown.rows if row.run_dir is not None])
 
     def note(self, who: str, rows: list[tuple[str | None, JobRecord]]) -> None:
-        away = self.slurm.down["dbd"] or self.slurm.down["ctl"]
+        current = self.world.current
+        is_misled = current is not None and current.name in self.world.misled
+        away = self.slurm.down["dbd"] or self.slurm.down["ctl"] or is_misled
         checkers.check_shown(self, who, rows)
         self.seen += [
             Seen(self.world.now, who, run_dir, record, away) for run_dir, record in rows if run_dir is not None

@@ -30,6 +30,7 @@ from hpcjobs.processes import programs, start
 from hpcjobs.processes.start import Result
 from hpcjobs.run import folder, rerun, submission, submit
 from hpcjobs.scheduler.slurm.client import SlurmScheduler
+from hpcjobs.site import machine
 from hpcjobs.site.machine import cluster_name
 from hpcjobs.sweeps import chunk_plans
 from hpcjobs.sweeps import folder as sweep_folder
@@ -366,6 +367,8 @@ def inside(
         patch.object(submission, "start_ticks", ticks), patch.object(folder, "pack", _pack),
         patch.object(folder, "shell_files", lambda script: {"job.bash": "# as shipped\n"}),
         patch.object(submission, "_numbers", _Numbers(world)),
+        # Its answer is kept for the process: the first schedule alone would ask.
+        patch.object(machine, "_has_configuration", lambda conf: True),
         patch.object(submit, "code_state", lambda path: None), patch.object(rerun, "code_state", lambda path: None),
         patch.object(rerun, "run_dir_of", lambda job: Path(job.run_root, f"{job.name}-rerun{next(reruns)}")),
         patch.dict(defaults, pause=world.sleep, clock=lambda: world.now),
