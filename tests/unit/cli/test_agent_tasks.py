@@ -200,8 +200,12 @@ def test_13_run_a_job_after_another(agent: Agent) -> None:
 
 
 def test_14_say_what_became_of_a_job_after_a_failed_one(agent: Agent) -> None:
-    first = agent("submit -t 1 broken.py")["job_id"]
+    Path("late.py").write_text(
+        "import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)\nraise SystemExit(1)\n"
+    )
+    first = agent("submit -t 1 late.py")["job_id"]
     second = agent(f"submit -t 1 --after {first} train.py")["job_id"]
+    Path("go").touch()
     agent(f"wait {first}", job_code=1)
     assert agent(f"wait {second}", job_code=1)[0]["state"] == "CANCELLED"
 

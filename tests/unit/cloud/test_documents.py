@@ -6,6 +6,7 @@ GOLDEN=write writes the folders anew: read the difference before it is committed
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ import pytest
 import yaml
 from sites import KEY, NO_GPU, PROJECT, PROVIDERS, SHIPPED, saved, sized, tree
 
+import hpcjobs
 from hpcjobs import __version__, plan
 from hpcjobs.cloud import section
 from hpcjobs.cloud.check import provider_schema
@@ -62,6 +64,28 @@ def test_a_provider_has_all_its_parts_and_the_schema_of_the_version_that_its_mod
     assert re.search(rf'source *= "{schema["source"]}"\n *version *= "{schema["version"]}"', versions)
     assert get_args(section.Provider) == PROVIDERS
     assert {*SHIPPED} == {*PROJECT} == {*NO_GPU} == {*PROVIDERS}
+
+
+def test_the_tool_writes_the_schemas_from_what_terraform_prints(tmp_path: Path) -> None:
+    """Terraform names a provider with the host of its registry, which a module's source may lack."""
+    root = Path(hpcjobs.__file__).parents[1]
+    schemas = root / "hpcjobs" / "cloud" / "schemas"
+    shutil.copytree(root / "templates" / "cloud", tmp_path / "templates" / "cloud")
+    shutil.copytree(schemas, tmp_path / "hpcjobs" / "cloud" / "schemas")
+    (tmp_path / "tools").mkdir()
+    tool = shutil.copy(root / "tools" / "provider-schemas", tmp_path / "tools")
+    printed = {}
+    for provider in PROVIDERS:
+        shipped = provider_schema(provider)
+        source = shipped["source"] if shipped["source"].count("/") == 2 else f"registry.example/{shipped['source']}"
+        kinds = {key: shipped[key] for key in ("resource_schemas", "data_source_schemas")}
+        blocks = {key: {name: {"block": block} for name, block in kind.items()} for key, kind in kinds.items()}
+        printed[source] = {"provider": {"block": shipped["provider"]}, **blocks}
+        (tmp_path / "hpcjobs" / "cloud" / "schemas" / f"{provider}.json").unlink()
+    subprocess.run([sys.executable, tool], input=json.dumps({"provider_schemas": printed}), text=True, check=True)
+    for provider in PROVIDERS:
+        written = tmp_path / "hpcjobs" / "cloud" / "schemas" / f"{provider}.json"
+        assert written.read_text() == (schemas / f"{provider}.json").read_text()
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
