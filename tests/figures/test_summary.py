@@ -131,8 +131,7 @@ def test_the_figures_of_two_ranks_are_those_of_their_lines_and_of_the_network(tm
         assert left["monitor"]["peak"][key] == pytest.approx(samples[key].max())
     assert left["monitor"]["samples"] == len(samples)
     assert left["monitor"]["idle_share"] == pytest.approx((samples["cpu_percent"] < 5).mean())
-    assert samples["rss_bytes"].max() / 2 == pytest.approx(
-        left["memory_peak_bytes"], rel=0.1
-    )  # the larger of two ranks
+    per_rank = samples["rss_bytes"].max() / 2  # pages that the ranks share count once, in a rank's peak each time
+    assert left["memory_peak_bytes"] / 2 < per_rank < left["memory_peak_bytes"] * 1.1
     # A difference of two measured times: near 0 on a loaded machine, also below it.
     assert abs(left["exposed_communication_s"]["median"]) < left["elapsed_s"]
