@@ -35,8 +35,8 @@ from hpcjobs.record.names import MANIFEST
 from hpcjobs.run import index
 from hpcjobs.run.identity import is_ours
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import own_records, read_usable
-from hpcjobs.run.status import parent_id, statuses
+from hpcjobs.run.job_files import read_usable
+from hpcjobs.run.status import kept_or_written, parent_id, statuses
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.scheduler.slurm.client import split_ids
@@ -545,7 +545,7 @@ def _query_without_sacct(job_filter: JobFilter, site: Site, notes: list[str]) ->
     # Of an array the queue knows the tasks that wait, run or have just ended: the others have their own files.
     for entry in _select_entries([entry for entries in known.values() for entry in entries], job_filter):
         in_queue = any(run_dir == entry.run_dir for _, run_dir in records)
-        for record in own_records(entry):
+        for record in kept_or_written(entry):
             records.setdefault((record.job_id, entry.run_dir), (record, entry))
         if not in_queue and all(run_dir != entry.run_dir for _, run_dir in records):
             lost = JobRecord(state=State.UNKNOWN, job_id=entry.job_id, source="index")

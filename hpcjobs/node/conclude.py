@@ -206,11 +206,11 @@ class CurrentAttempt:
         decision = self._decide(cause, end=end)
         attempt = Attempt(self.scheduler.job_id, self.started, ended, self.nodes, end.exit_code, cause,
                               self.control.steps, self.control.saved, decision)  # fmt: skip
-        self._record(attempt)
-        return self.carry_out(attempt, ended)
+        is_recorded = self._record(attempt)
+        return self.carry_out(attempt, ended, is_recorded=is_recorded)
 
-    def carry_out(self, attempt: Attempt, ended: int) -> int:
-        """Carry out the decision of ``attempt``; return the job's exit code."""
+    def carry_out(self, attempt: Attempt, ended: int, *, is_recorded: bool = True) -> int:
+        """Carry out the decision of ``attempt``, the last of the history if it is recorded; the job's exit code."""
         decision = attempt.decision
         if decision == decide.COMPLETED:
             self.is_over = True
@@ -220,7 +220,7 @@ class CurrentAttempt:
         code = attempt.exit_code or REQUEUE_CODE
         if decision == decide.CONTINUES:
             self.write_state("REQUEUED", code, ended)  # before Slurm ends this process in the course of it
-            decision = self._start_again(attempt)
+            decision = self._start_again(attempt, is_recorded=is_recorded)
         if decision.startswith("ended"):
             self.is_over = True
             self.write_state("FAILED", code, ended)
@@ -290,13 +290,16 @@ class CurrentAttempt:
             wrong_configuration=None if end is None else end.wrong_configuration,
         )
 
-    def _record(self, attempt: Attempt) -> None:
+    def _record(self, attempt: Attempt) -> bool:
+        """Append the attempt to the history; False: it lacks this attempt."""
+        number, is_recorded = self.scheduler.restarts + 1, False
         try:
             append_attempt(self.options.run_dir, attempt)
+            is_recorded = True
             number = len(read_history(self.options.run_dir).attempts)
         except OSError as error:
-            report(f"attempts.jsonl lacks this attempt, which counts for every budget: {error.strerror}")
-            number = self.scheduler.restarts + 1
+            problem = "cannot be read" if is_recorded else "lacks this attempt, which counts for every budget"
+            report(f"attempts.jsonl {problem}: {error.strerror}")
         # Also without a line: the next start would take this attempt for one that Slurm requeued, and count that.
         with contextlib.suppress(OSError):
             self.control.clear_running()
@@ -304,10 +307,22 @@ class CurrentAttempt:
             f"attempt {number}: {attempt.cause} at step {attempt.steps}, "
             f"saved up to {attempt.saved}; {attempt.decision}"
         )
+        return is_recorded
 
-    def _start_again(self, attempt: Attempt) -> str:
-        continuation = self.scheduler.start_again(self.control.suspects())
+    def _start_again(self, attempt: Attempt, *, is_recorded: bool) -> str:
+        """Start the next attempt; what became of it.
+
+        Only Slurm's restart count has an attempt that is not recorded, and another job begins again at 0: nothing
+        would bound the jobs that continue each other.
+        """
+        continuation = self.scheduler.start_again(self.control.suspects(), as_another_job=is_recorded)
         if continuation.decision == decide.CONTINUES:
+            return continuation.decision
+        if not is_recorded:  # the last line is an earlier attempt's
+            report(
+                f"not requeued: {continuation.decision}; and no other job continues this one,"
+                " because attempts.jsonl lacks this attempt, and none of the budgets would count it"
+            )
             return continuation.decision
         try:
             if continuation.job_id is not None:
@@ -375,4 +390,6 @@ def leave_orphaned(job: CurrentAttempt, code: int) -> None:
     report(f"slurmstepd of this job died: one more start reports exit code {code} to Slurm")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     job.control.write_finished(job.scheduler.job_id, code)
-    job.scheduler.start_again([])
+    outcome = job.scheduler.start_again([], as_another_job=False)
+    if outcome.decision != decide.CONTINUES:
+        report(f"Slurm does not learn the exit code: {outcome.decision}")

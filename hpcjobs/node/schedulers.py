@@ -124,8 +124,11 @@ class NodeSideScheduler(ABC):
         return []
 
     @abstractmethod
-    def start_again(self, suspects: List[str]) -> RestartOutcome:
-        """Start another attempt, if possible without ``suspects``; the newest suspects matter most."""
+    def start_again(self, suspects: List[str], *, as_another_job: bool = True) -> RestartOutcome:
+        """Start another attempt, if possible without ``suspects``; the newest suspects matter most.
+
+        ``as_another_job``: where this job cannot start again, another one may continue it.
+        """
 
     @abstractmethod
     def hold(self) -> str:
@@ -155,7 +158,7 @@ class Local(NodeSideScheduler):
     def read_earlier_cause(self, job_id: str) -> str:
         return decide.PREEMPT
 
-    def start_again(self, suspects: List[str]) -> RestartOutcome:
+    def start_again(self, suspects: List[str], *, as_another_job: bool = True) -> RestartOutcome:
         try:
             os.close(os.open(self._again, os.O_WRONLY | os.O_CREAT, 0o600))
         except OSError as error:

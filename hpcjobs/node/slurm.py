@@ -115,7 +115,7 @@ class Slurm(NodeSideScheduler):
 
     # --- another attempt
 
-    def start_again(self, suspects: List[str]) -> RestartOutcome:
+    def start_again(self, suspects: List[str], *, as_another_job: bool = True) -> RestartOutcome:
         exclude = self._exclude(suspects)
         refusal = self._requeue("requeue")
         if refusal is None:
@@ -124,7 +124,7 @@ class Slurm(NodeSideScheduler):
             return RestartOutcome(decide.CONTINUES)
         if self.in_array:
             return RestartOutcome(f"ended: {refusal}; a task of an array is not submitted again")
-        return self._submit_again(refusal, exclude)
+        return self._submit_again(refusal, exclude) if as_another_job else RestartOutcome(f"ended: {refusal}")
 
     def hold(self) -> str:
         refusal = self._requeue("requeuehold")

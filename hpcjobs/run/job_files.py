@@ -245,7 +245,10 @@ def _is_final(state: StateFile | None, record: JobRecord) -> bool:
 
 
 def keep_accounting(entry: Entry, records: list[JobRecord]) -> None:
-    """Keep the records in the run folder, if that is still there and ours to write."""
+    """Keep the records of every task in the run folder, if that is still there and ours to write.
+
+    An entry that names one task knows nothing of the others, and keeps none.
+    """
     folder = Path(entry.run_dir)
     if entry.task is not None or not os.path.isdir(folder):
         return
@@ -265,11 +268,15 @@ def drop_ends(entry: Entry, ends: list[JobRecord], alive: Iterable[JobRecord]) -
     """Forget those of the kept records ``ends`` whose tasks are in the queue again; return the others."""
     again = {task for record in alive for task in _tasks_of(record)}
     rest = [record for record in ends if again.isdisjoint(_tasks_of(record))]
-    if rest and len(rest) < len(ends):
-        keep_accounting(entry, rest)
-    elif not rest:
-        with contextlib.suppress(OSError):
-            (Path(entry.run_dir) / ACCOUNTING).unlink()
+    if len(rest) < len(ends):
+        # An entry that names one task has the kept end of that task alone, and the file has those of all.
+        job = replace(entry, task=None)
+        others = [record for record in read_ends(job) if again.isdisjoint(_tasks_of(record))]
+        if others:
+            keep_accounting(job, others)
+        else:
+            with contextlib.suppress(OSError):
+                (Path(entry.run_dir) / ACCOUNTING).unlink()
     return rest
 
 

@@ -100,7 +100,7 @@ def statuses(
     known: dict[int, list[JobRecord]] = {}
     to_ask: list[_Open] = []
     for entry in all_entries:
-        ends = _of(entry, {current_id(entry): read_ends(entry)})
+        ends = _kept_ends(entry)
         accounted = ends if covers_tasks(entry, ends) else None
         if accounted is not None:
             known[id(entry)] = accounted
@@ -117,7 +117,7 @@ def statuses(
             answers, error = _ask(members, connect(kind, conf or None))
         except SchedulerError as no_answer:
             error = no_answer if errors is not None or any(member.accounted is None for member in members) else None
-            answers = [member.accounted or _written(member.entry) for member in members]
+            answers = [_written(member.entry) for member in members]
         if error is not None:
             if errors is None:
                 raise error
@@ -130,17 +130,29 @@ def _where(member: _Open) -> tuple[str, str]:
     return member.entry.scheduler, member.entry.slurm_conf or ""
 
 
+def _kept_ends(entry: Entry) -> list[JobRecord]:
+    return _of(entry, {current_id(entry): read_ends(entry)})
+
+
+def kept_or_written(entry: Entry, *, reason: str | None = None) -> list[JobRecord]:
+    """The ends that were kept, and for the other tasks what they wrote themselves, with ``reason``."""
+    ends = _kept_ends(entry)
+    there = {task for record in ends for task in (record.job_id, *task_ids(record.job_id))}
+    if entry.job_id in there:
+        return ends
+    return [*ends, *(replace(one, reason=reason) for one in own_records(entry) if one.job_id not in there)]
+
+
 def _written(entry: Entry, *, reason: str | None = None) -> list[JobRecord]:
-    """The job's own files, where its scheduler cannot be reached."""
-    records = own_records(entry) or [_unknown(entry)]
-    return [msgspec.structs.replace(record, reason=reason) for record in records]
+    """What the run folder says, where the scheduler cannot be reached."""
+    return kept_or_written(entry, reason=reason) or [replace(_unknown(entry), reason=reason)]
 
 
 def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord]], SchedulerError | None]:
     """Query the queue once, and the accounting once for jobs that have left it.
 
     Where the accounting does not answer, the second part of the result is its error, and the jobs that have left the
-    queue are reported by their own state files, since their absence from the accounting is not known.
+    queue are reported by their run folders, since their absence from the accounting is not known.
     """
     # The queue first: a job that ends between the two queries is found by one of them.
     queue = scheduler.queue()
@@ -315,9 +327,10 @@ def keep_accounts(slurm_conf: str, *, connect: Connect = connect) -> None:
 
 
 def end_all(slurm_conf: str) -> None:
-    """Close my jobs of a removed cluster: they have ended as they themselves wrote, or with the cluster."""
+    """Close my jobs of a removed cluster: they ended as was kept, or as they themselves wrote, or with the cluster."""
     for entry in _open(slurm_conf):
-        written = {record.job_id: record for record in own_records(entry)}
+        records = kept_or_written(entry)
+        written = {task: record for record in records for task in task_ids(record.job_id)}
         keep_accounting(entry, [_end(entry, task, written.get(task)) for task in own_ids(entry)])
 
 

@@ -9,9 +9,9 @@ from hpcjobs.errors import SchedulerError
 from hpcjobs.job.array import task_ids
 from hpcjobs.run.identity import require_reachable
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import all_ended, find_started, own_ids, own_record, own_records, read_accounting
+from hpcjobs.run.job_files import all_ended, find_started, own_ids, own_record, read_accounting
 from hpcjobs.run.select import is_never_met
-from hpcjobs.run.status import Connect, Known, statuses
+from hpcjobs.run.status import Connect, Known, kept_or_written, statuses
 from hpcjobs.scheduler.base import JobRecord, Outage, Report, State, discard
 from hpcjobs.scheduler.connect import connect
 
@@ -217,11 +217,11 @@ def _ask_or_read(all_entries: list[Entry], outage: Outage, *, connect: Connect) 
     except SchedulerError:
         if not all(all_ended(entry) for entry in all_entries):
             raise
-        return [Known(entry, own_records(entry)) for entry in all_entries]
+        return [Known(entry, kept_or_written(entry)) for entry in all_entries]
     if now is not None:
         return now
     ended = all(all_ended(entry) for entry in all_entries)
-    return [Known(entry, own_records(entry)) for entry in all_entries] if ended else None
+    return [Known(entry, kept_or_written(entry)) for entry in all_entries] if ended else None
 
 
 def exit_code(known: Iterable[Known]) -> int:

@@ -20,7 +20,7 @@ from hpcjobs.record.names import METRICS
 from hpcjobs.run.figures import Rate, counts_as_measurement, read_rate, requested_figure
 from hpcjobs.run.folder import output_dir
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import last_lines, own_ids, own_record, read_accounting
+from hpcjobs.run.job_files import last_lines, own_ids, own_record, read_ends
 from hpcjobs.run.progress import read_progress
 from hpcjobs.run.rerun import read_manifest
 from hpcjobs.run.select import entries_of
@@ -137,7 +137,7 @@ def _edited_since(job: Job, submitted: float) -> bool:
 
 
 def _read_run(entry: Entry, job_id: str, job: Job, record: JobRecord | None) -> EarlierRun:
-    of_folder = [one for one in read_accounting(entry) or () if one.job_id == job_id]
+    of_folder = [one for one in read_ends(entry) if one.job_id == job_id]
     record = record or next(iter(of_folder), None) or own_record(entry, job_id)
     state = None if record is None else record.state
     elapsed_s = (record.elapsed_s if record is not None else None) or 0.0

@@ -151,8 +151,8 @@ class Scheduler(JobQueue, Protocol):
         """Send a signal to the tasks of jobs; with ``batch_script`` to the processes of the script too."""
         ...
 
-    def query(self, argv: Sequence[str]) -> str:
-        """Output of a command of `hpcjobs.slurm_commands` that only reads."""
+    def query(self, argv: Sequence[str], *, cwd: str | None = None) -> str:
+        """Output of a command of `hpcjobs.slurm_commands` that only reads, run in ``cwd``."""
         ...
 
     def follow(self, argv: Sequence[str], each: Callable[[str], None]) -> int:

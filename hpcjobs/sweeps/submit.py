@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from hpcjobs.errors import RequestError, SchedulerError
+from hpcjobs.errors import RequestError, SchedulerDownError, SchedulerError
 from hpcjobs.files import write_beside
 from hpcjobs.job.array import count_tasks
 from hpcjobs.job.models import Plan
@@ -23,7 +23,7 @@ from hpcjobs.run.submission import plan_in
 from hpcjobs.run.submit import hand_over
 from hpcjobs.scheduler.base import JobQueue, QueueReadOnce, Scheduler, State
 from hpcjobs.scheduler.connect import connect
-from hpcjobs.slurm_commands import check_submission, cluster_env
+from hpcjobs.slurm_commands import check_submission
 from hpcjobs.sweeps.cell_status import CellStatus, adopt_chunk, cell_statuses, tail_is_queued
 from hpcjobs.sweeps.chunk_plans import Limits, prepare, read_limits, start_after, tail_plan
 from hpcjobs.sweeps.folder import NOBODY, Chunk, Definition, SweepFolder
@@ -49,14 +49,23 @@ def largest_array(plan: Plan, tasks: int, *, runner: Runner = run) -> int:
     """The most tasks of an array, up to ``tasks``, that sbatch would accept now; 0: none.
 
     ``sbatch --test-only`` checks the limits of account and QOS without submitting.
+
+    Raises:
+        SchedulerDownError: the controller does not answer.
     """
-    env = cluster_env(plan.job.slurm_conf)
+    slurm = connect(plan.job.scheduler, plan.job.slurm_conf, runner=runner)
     _, *options, script = plan.command
     options = [option for option in options if option != "--parsable"]
 
     def is_accepted(count: int) -> bool:
         argv = check_submission(*options, f"--array=0-{count - 1}", script)
-        return runner(argv, cwd=plan.job.chdir, env=env).code == 0
+        try:
+            slurm.query(argv, cwd=plan.job.chdir)
+        except SchedulerDownError:
+            raise
+        except SchedulerError:
+            return False
+        return True
 
     return bisect.bisect_right(range(1, tasks + 1), False, key=lambda count: not is_accepted(count))
 

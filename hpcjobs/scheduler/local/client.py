@@ -336,7 +336,7 @@ class LocalScheduler:
     def signal(self, job_ids: Iterable[str], name: str, *, batch_script: bool) -> None:
         raise _refusal("signal", job_ids)
 
-    def query(self, argv: Sequence[str]) -> str:
+    def query(self, argv: Sequence[str], *, cwd: str | None = None) -> str:
         raise RequestError(f"{argv[0]}: this machine's own queue has no Slurm to ask")
 
     def follow(self, argv: Sequence[str], each: Callable[[str], None]) -> int:

@@ -414,13 +414,13 @@ class SlurmScheduler:
     def estimate(self, job: Job) -> Estimate:
         return estimate_start(job, runner=self._runner)
 
-    def query(self, argv: Sequence[str]) -> str:
+    def query(self, argv: Sequence[str], *, cwd: str | None = None) -> str:
         """Output of a Slurm command that only reads.
 
         Raises:
             SchedulerDownError: no answer. SchedulerError: Slurm refused; its message is quoted.
         """
-        return self._ask(argv).out
+        return self._ask(argv, cwd=cwd).out
 
     def follow(self, argv: Sequence[str], each: Callable[[str], None]) -> int:
         """Hand on each line of a Slurm command that prints much, as it comes, with its messages; the exit code."""
@@ -439,11 +439,11 @@ class SlurmScheduler:
     def _configuration(self) -> str | None:
         return self._slurm_conf or os.environ.get("SLURM_CONF")
 
-    def _ask(self, argv: Sequence[str]) -> Result:
+    def _ask(self, argv: Sequence[str], *, cwd: str | None = None) -> Result:
         """Run a command that only reads, or may safely run twice."""
         begun = self._clock()
         for tries, pause in enumerate((*_PAUSES_S, None), start=1):
-            result = self._run(argv)
+            result = self._run(argv, cwd=cwd)
             if result.code == 0:
                 return result
             if not self._worth_another_try(result, pause, begun):

@@ -504,6 +504,50 @@ def test_an_attempt_that_could_not_be_recorded_counts_for_its_budget(node: Node)
     assert "node at step 0, saved up to 0; ended: the budget node=1 is spent" in err
 
 
+REQUEUE_REFUSED = SCONTROL.replace(
+    "esac", "    requeue*) echo 'Requested operation is presently disabled' >&2; exit 1 ;;\nesac"
+)
+
+
+def test_no_other_job_continues_one_whose_attempt_could_not_be_recorded(node: Node, tmp_path: Path) -> None:
+    """Another job's restart count begins again at 0: each would be taken for the first, without end."""
+    (tmp_path / "bin" / "scontrol").write_text(REQUEUE_REFUSED)
+    sbatch = f"""#!/bin/sh\ncase "$*" in *--parsable*) touch {tmp_path}/submitted; echo 43 ;; esac\n"""
+    (tmp_path / "bin" / "sbatch").write_text(sbatch)
+    budgets = ("--budgets", "timeout=9,preempt=9,node=1,error=0")
+    earlier = encode(Attempt("41", 1, 2, "here", 85, "preempt", 5, 5, "resubmitted as 42")) + "\n"
+    attempts = node.run_dir / "attempts.jsonl"
+    attempts.write_text(earlier)
+    full = f"mv {attempts} {attempts}.old; ln -s gone/attempts.jsonl {attempts}; exit 137"
+    code, err = node.run(full, *budgets)
+    assert (code, node.state, (tmp_path / "submitted").exists()) == (137, "FAILED", False), err
+    assert "no other job continues this one, because attempts.jsonl lacks this attempt" in err
+    attempts.unlink()
+    attempts.write_text(earlier)
+    code, err = node.run("exit 137", *budgets)
+    assert (code, node.state, (tmp_path / "submitted").exists()) == (137, "REQUEUED", True), err
+    assert [each["decision"] for each in node.history] == ["resubmitted as 42", "resubmitted as 43"]
+
+
+def test_the_end_of_an_orphaned_job_is_not_run_again_as_another_job(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin" / "scontrol").write_text(REQUEUE_REFUSED)
+    (tmp_path / "bin" / "sbatch").write_text(f"#!/bin/sh\ntouch {tmp_path}/submitted\necho 43\n")
+    node.control.mkdir()
+    for name, value in node.environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    options = supervisor.Options(
+        **{**dict.fromkeys(supervisor.Options._fields), "run_dir": str(node.run_dir), "scheduler": "slurm"}  # type: ignore[arg-type]
+    )
+    connected = supervisor.connect(options, dict(os.environ))
+    job = supervisor.CurrentAttempt(options, connected, job_id="42", nodes="here", started=1)
+    supervisor.leave_orphaned(job, 0)
+    assert node.requeued
+    assert not (tmp_path / "submitted").exists()
+
+
 def test_rank_0_carries_out_what_was_decided_before_the_deciding_process_was_killed(node: Node) -> None:
     process = node.begin(f'touch "$HPCJOBS_CONTROL_DIR/ready"; {AWAIT_SIGNAL}')
     wait_until((node.control / "ready").exists)

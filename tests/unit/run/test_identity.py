@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from hpcjobs.errors import RequestError
+from hpcjobs.errors import RequestError, SchedulerDownError
 from hpcjobs.job.models import Plan
 from hpcjobs.run import index
 from hpcjobs.run.control import cancel
@@ -20,7 +20,7 @@ from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import FINAL_AFTER_S, is_closed, read_accounting
 from hpcjobs.run.listing import listing
 from hpcjobs.run.select import newest, select
-from hpcjobs.run.status import statuses
+from hpcjobs.run.status import end_all, statuses
 from hpcjobs.run.wait import wait
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, Submitted
 from hpcjobs.scheduler.connect import reachable_clusters
@@ -203,22 +203,75 @@ def test_a_job_requeued_by_hand_is_asked_about_again(job: Entry) -> None:
     assert not is_kept.exists()
 
 
-def test_the_kept_ends_of_an_array_stay_while_one_of_its_tasks_is_requeued(job: Entry) -> None:
-    """Its other tasks are shown as the accounting had them, and not as they wrote."""
-    array = replace(job, array="0-1")
-    for task in ("0", "1"):
-        Path(job.run_dir, task).mkdir()
+def array_with_kept_ends(job: Entry, tasks: int) -> Entry:
+    """An array whose tasks wrote FAILED, and have TIMEOUT in the accounting that is kept."""
+    array = replace(job, array=f"0-{tasks - 1}")
+    for task in range(tasks):
+        Path(job.run_dir, f"{task}").mkdir()
         content = {"job_id": f"7_{task}", "state": "FAILED", "exit_code": 85, "nodes": "n1", "restarts": 0}
         times = {"started": NOW - 3590, "ended": NOW - 3000}
-        Path(job.run_dir, task, "state.json").write_text(json.dumps(content | times), encoding="utf-8")
-    ends = [record(State.TIMEOUT, "sacct", job_id=f"7_{task}", ended=NOW - 3000) for task in ("0", "1")]
-    assert states(array, Slurm(accounted=ends)) == [(State.TIMEOUT, "sacct")] * 2
+        Path(job.run_dir, f"{task}", "state.json").write_text(json.dumps(content | times), encoding="utf-8")
+    ends = [record(State.TIMEOUT, "sacct", job_id=f"7_{task}", ended=NOW - 3000) for task in range(tasks)]
+    assert states(array, Slurm(accounted=ends)) == [(State.TIMEOUT, "sacct")] * tasks
     assert is_closed(array)
+    return array
+
+
+def test_the_kept_ends_of_an_array_stay_while_one_of_its_tasks_is_requeued(job: Entry) -> None:
+    """Its other tasks are shown as the accounting had them, and not as they wrote."""
+    array = array_with_kept_ends(job, 2)
     again = record(State.RUNNING, job_id="7_1", started=NOW - 5, command=f"{job.run_dir}/job.sh")
     for _ in range(2):
         assert states(array, Slurm([again])) == [(State.RUNNING, "squeue"), (State.TIMEOUT, "sacct")]
         assert not is_closed(array)
         assert read_accounting(array) is None
+
+
+def test_a_question_about_one_requeued_task_of_an_array_leaves_the_kept_ends_of_the_others(job: Entry) -> None:
+    array = array_with_kept_ends(job, 3)
+    again = record(State.RUNNING, job_id="7_1", started=NOW - 5, command=f"{job.run_dir}/job.sh")
+    assert states(replace(array, task=1), Slurm([again])) == [(State.RUNNING, "squeue")]
+    rest = [(State.TIMEOUT, "sacct")] * 2
+    assert states(array, Slurm([again])) == [(State.RUNNING, "squeue"), *rest]
+    end = record(State.COMPLETED, "sacct", job_id="7_1", started=NOW - 5, ended=NOW - 1, exit_code=0)
+    assert states(replace(array, task=1), Slurm(accounted=[end])) == [(State.COMPLETED, "sacct")]
+    assert states(array, Slurm([again])) == [(State.RUNNING, "squeue"), *rest]
+
+
+def test_kept_ends_of_an_array_count_while_a_task_runs_again_and_the_scheduler_is_silent(job: Entry) -> None:
+    array = array_with_kept_ends(job, 2)
+    again = record(State.RUNNING, job_id="7_1", started=NOW - 5, command=f"{job.run_dir}/job.sh")
+    states(array, Slurm([again]))
+    content = {"job_id": "7_1", "state": "RUNNING", "exit_code": None, "nodes": "n1", "restarts": 1}
+    times = {"started": NOW - 5, "ended": None}
+    Path(job.run_dir, "1", "state.json").write_text(json.dumps(content | times), encoding="utf-8")
+
+    class Silent(Slurm):
+        """Without slurmctld, or without the accounting alone."""
+
+        def __init__(self, *, queue_answers: bool) -> None:
+            super().__init__()
+            self.queue_answers = queue_answers
+
+        def queue(self) -> list[JobRecord]:
+            if self.queue_answers:
+                return []
+            raise SchedulerDownError("slurmctld is away")
+
+        def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
+            raise SchedulerDownError("the accounting is away")
+
+    def shown(entry: Entry, slurm: Slurm) -> dict[str, tuple[State, str]]:
+        (known,) = statuses([entry], connect=slurm.connect, errors=[])
+        return {one.job_id: (one.state, one.source) for one in known.records}
+
+    expected = {"7_0": (State.TIMEOUT, "sacct"), "7_1": (State.RUNNING, "job")}
+    assert shown(array, Silent(queue_answers=False)) == expected
+    assert shown(array, Silent(queue_answers=True)) == expected
+    assert shown(replace(array, cluster="beta"), Slurm()) == expected
+    index.add(array)
+    end_all(str(job.slurm_conf))
+    assert shown(array, Slurm()) == {"7_0": (State.TIMEOUT, "sacct"), "7_1": (State.CANCELLED, "sandbox")}
 
 
 def test_what_a_job_wrote_after_its_accounting_was_kept_makes_it_be_asked_again(job: Entry) -> None:

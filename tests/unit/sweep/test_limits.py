@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 import hpcjobs
-from hpcjobs.errors import RequestError, SchedulerError
+from hpcjobs.errors import RequestError, SchedulerDownError, SchedulerError
 from hpcjobs.processes.programs import Result
 from hpcjobs.sweeps.chunk_plans import Cut, Limits, cuts, parse_config, read_limits
 from hpcjobs.sweeps.submit import largest_array
@@ -79,3 +79,16 @@ def test_the_largest_array_that_the_queue_takes_is_found_with_few_questions(most
 
     assert largest_array(plan, 8, runner=sbatch) == min(most, 8)
     assert len(sizes) <= 4
+
+
+@pytest.mark.parametrize(
+    "lost", ["sbatch: error: Socket timed out on send/recv operation", "Unable to contact slurm controller"]
+)
+def test_a_controller_that_is_away_refuses_no_array(monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
+    """A lost answer was taken for 'does not fit', and the sweep was cut into ever smaller arrays."""
+    plan = hpcjobs.plan(["true"], site=replace(hpcjobs.load_site("sandbox"), node_local=()))
+    monkeypatch.setattr("hpcjobs.scheduler.slurm.client._PAUSES_S", (0.0, 0.0))
+    answers = iter([Result(1, "", lost), Result(0, "", "")])
+    assert largest_array(plan, 1, runner=lambda argv, **_: next(answers)) == 1
+    with pytest.raises(SchedulerDownError, match="no answer from Slurm"):
+        largest_array(plan, 8, runner=lambda argv, **_: Result(1, "", lost))
