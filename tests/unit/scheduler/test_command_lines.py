@@ -33,7 +33,11 @@ def test_login_host_and_node_ask_again_after_the_same_messages(message: str) -> 
     SlurmScheduler(runner=lambda *_, **__: answers.pop(0), pause=lambda _: None).queue()
     assert not answers
     tries = [Result(1, "", message), Result(0, "", "")]
-    node = Slurm({"SLURM_JOB_ID": "42"}, lambda argv, env: tries.pop(0), job_script="/run/job.sh", sleep=lambda _: None)
+
+    def answer(argv: list[str], env: dict[str, str]) -> Result:
+        return Result(0, "JobId=42 JobState=RUNNING Restarts=0", "") if "show" in argv else tries.pop(0)
+
+    node = Slurm({"SLURM_JOB_ID": "42"}, answer, job_script="/run/job.sh", sleep=lambda _: None)
     assert "is held" in node.hold()
     assert not tries
 
