@@ -238,11 +238,12 @@ class Slurm(NodeSideScheduler):
         while True:
             answer = self._call(argv)
             message = answer.err or answer.out
+            was_killed = answer.code < 0
             is_away = answer.code != 0 and slurm_commands.is_unanswered(message)
-            if not is_away or self._monotonic() > give_up:
+            if not (is_away or was_killed) or self._monotonic() > give_up:
                 return answer
             self._sleep(_RETRY_S)
-            if slurm_commands.is_answer_lost(message) and is_done():
+            if (was_killed or slurm_commands.is_answer_lost(message)) and is_done():
                 return Result(0, "", "")
 
     def _call(self, argv: List[str]) -> Result:

@@ -283,11 +283,15 @@ def test_a_controller_that_restarts_is_asked_again() -> None:
         ("COMPLETING Reason=NodeDown", 2),
     ],
 )
+@pytest.mark.parametrize(
+    "lost", [Result(1, "", "slurm_requeue error: Socket timed out on send/recv operation"), Result(-9, "", "")],
+    ids=["timed out", "killed"],
+)  # fmt: skip
 def test_a_requeue_whose_answer_was_lost_is_not_repeated_for_a_job_that_was_cancelled_since(
-    fields: str, requests: int, monkeypatch: pytest.MonkeyPatch
+    lost: Result, fields: str, requests: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = Cluster()
-    answers = iter([Result(1, "", "slurm_requeue error: Socket timed out on send/recv operation")])
+    answers = iter([lost])
 
     def requeue() -> Result:
         cluster.job = "slurm_load_jobs error: Unable to contact slurm controller"
