@@ -58,12 +58,12 @@ for word in sys.argv[1:]:
         problems.append("no " + name)
         continue
     try:
-        found = version(name)
+        installed = version(name)
     except PackageNotFoundError:
         continue
-    major = found.partition(".")[0]
+    major = installed.partition(".")[0]
     if least and major.isdigit() and int(major) < int(least):
-        problems.append(name + " " + found + ", not " + least + " or newer")
+        problems.append(name + " " + installed + ", not " + least + " or newer")
 print(" and ".join(problems))
 """
 _PATIENCE_S = 20.0

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commandline import ok
+from waiting import eventually
 
 from hpcjobs.fabric.verdict import Findings, collectives, gpu_table
 from hpcjobs.record.fabric import FabricPoint, GpuReport
@@ -36,11 +37,15 @@ def test_the_rates_of_a_node_are_those_of_products_and_copies_on_it() -> None:
     assert float(flops) == pytest.approx(node["flops"] / 1e9, rel=0.005)
     assert float(memory) == pytest.approx(node["memory_bytes_per_s"] / 1e9, rel=0.005)
     square = np.random.default_rng(1).random((1500, 1500), np.float32)
-    measured = 2 * 1500**3 / best_seconds(lambda: square @ square) / 1e9
-    assert measured / 20 < float(flops) < measured * 20  # other tests may run beside one of the two
     source, target = np.ones(1 << 27, np.uint8), np.empty(1 << 27, np.uint8)
-    copied = (1 << 27) / best_seconds(lambda: np.copyto(target, source)) / 1e9
-    assert copied / 20 < float(memory) < copied * 20
+
+    def agrees(work: Callable[[], object], amount: float, printed: float, factor: float) -> bool:
+        measured = amount / best_seconds(work) / 1e9
+        return measured / factor < printed < measured * factor
+
+    # Other tests may run beside a measurement: it is made again then.
+    eventually(lambda: agrees(lambda: square @ square, 2 * 1500**3, float(flops), 5), what="the rate of products")
+    eventually(lambda: agrees(lambda: np.copyto(target, source), 1 << 27, float(memory), 6), what="the rate of copies")
 
 
 def test_the_tables_of_a_check_have_the_figures_of_its_file() -> None:

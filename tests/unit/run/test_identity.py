@@ -261,17 +261,17 @@ def test_kept_ends_of_an_array_count_while_a_task_runs_again_and_the_scheduler_i
         def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
             raise SchedulerDownError("the accounting is away")
 
-    def shown(entry: Entry, slurm: Slurm) -> dict[str, tuple[State, str]]:
+    def read_states(entry: Entry, slurm: Slurm) -> dict[str, tuple[State, str]]:
         (known,) = statuses([entry], connect=slurm.connect, errors=[])
         return {one.job_id: (one.state, one.source) for one in known.records}
 
     expected = {"7_0": (State.TIMEOUT, "sacct"), "7_1": (State.RUNNING, "job")}
-    assert shown(array, Silent(queue_answers=False)) == expected
-    assert shown(array, Silent(queue_answers=True)) == expected
-    assert shown(replace(array, cluster="beta"), Slurm()) == expected
+    assert read_states(array, Silent(queue_answers=False)) == expected
+    assert read_states(array, Silent(queue_answers=True)) == expected
+    assert read_states(replace(array, cluster="beta"), Slurm()) == expected
     index.add(array)
     end_all(str(job.slurm_conf))
-    assert shown(array, Slurm()) == {"7_0": (State.TIMEOUT, "sacct"), "7_1": (State.CANCELLED, "sandbox")}
+    assert read_states(array, Slurm()) == {"7_0": (State.TIMEOUT, "sacct"), "7_1": (State.CANCELLED, "sandbox")}
 
 
 def test_what_a_job_wrote_after_its_accounting_was_kept_makes_it_be_asked_again(job: Entry) -> None:
