@@ -24,7 +24,7 @@ from harness import Contestant, Outcome, compete, parse_no_arguments, report
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcjobs.node.monitor.sampler import GpuReader, JobGroup, JobProcesses, NodeSampler
+from hpcjobs.node.monitor import GpuReader, JobGroup, JobProcesses, NodeSampler
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.ddp import DdpFlags

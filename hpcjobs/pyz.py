@@ -35,18 +35,20 @@ _SHARED = (
 
 
 def pack(name: str) -> bytes:
-    """A zip file that Python runs: the package ``name`` (``hpcjobs.node``) with its ``__main__`` as the program."""
+    """A zip file that Python runs: a package with its ``__main__``, or a module with its ``main``."""
     parts = name.split(".")
-    folder = _PACKAGE.joinpath(*parts[1:])
+    place = _PACKAGE.joinpath(*parts[1:])
+    if place.is_dir():
+        paths, program = sorted(place.glob("*.py")), (place / "__main__.py").read_text(encoding="utf-8")
+    else:
+        paths, program = [place.with_suffix(".py")], f"import sys\nfrom {name} import main\nsys.exit(main())\n"
     content = io.BytesIO()
     import zipfile  # every submission imports this module, and few pack a program
 
     with zipfile.ZipFile(content, "w") as archive:
-        archive.writestr("__main__.py", (folder / "__main__.py").read_text(encoding="utf-8"))
+        archive.writestr("__main__.py", program)
         for depth in range(1, len(parts)):
             archive.writestr("/".join([*parts[:depth], "__init__.py"]), "")
-        for path in sorted(folder.glob("*.py")):
-            archive.writestr("/".join([*parts, path.name]), path.read_text(encoding="utf-8"))
-        for shared in _SHARED:
-            archive.writestr(f"hpcjobs/{shared}", (_PACKAGE / shared).read_text(encoding="utf-8"))
+        for path in [*paths, *(_PACKAGE / shared for shared in _SHARED)]:
+            archive.writestr(f"hpcjobs/{path.relative_to(_PACKAGE)}", path.read_text(encoding="utf-8"))
     return content.getvalue()

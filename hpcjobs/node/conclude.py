@@ -12,8 +12,7 @@ from subprocess import TimeoutExpired
 from typing import Dict, Iterable, List, NamedTuple, Optional
 
 from hpcjobs.node import decide
-from hpcjobs.node.schedulers import RESUBMITTED, NodeSideScheduler
-from hpcjobs.node.slurm import report
+from hpcjobs.node.schedulers import RESUBMITTED, NodeSideScheduler, report
 from hpcjobs.node.step import JobLog
 from hpcjobs.processes import start
 from hpcjobs.record.attempts import (

@@ -14,8 +14,7 @@ from typing import Dict, Optional
 
 from hpcjobs.node import decide, step
 from hpcjobs.node.conclude import CANCELLED_CODE, CurrentAttempt, Options, code_of_finished, leave_orphaned, parse
-from hpcjobs.node.schedulers import Clock, Local, NodeSideScheduler, run, signal_time_s
-from hpcjobs.node.slurm import Slurm, report
+from hpcjobs.node.schedulers import Clock, Local, NodeSideScheduler, Slurm, report, run, signal_time_s
 from hpcjobs.processes import tree
 from hpcjobs.processes.events import SignalPipe
 from hpcjobs.processes.fork import adopt_orphans

@@ -345,7 +345,7 @@ def inside(
         return file
 
     defaults, reruns = SlurmScheduler.__init__.__kwdefaults__, itertools.count()
-    from hpcjobs.node.slurm import Slurm as NodeSlurm
+    from hpcjobs.node.schedulers import Slurm as NodeSlurm
     from hpcjobs.run import wait as waiting
 
     node_defaults = NodeSlurm.__init__.__kwdefaults__

@@ -1,4 +1,4 @@
-"""Samples the machine's load during a run: once a second, by one rank of each node, with the sampler of `node/monitor`.
+"""Samples the machine's load during a run: once a second, by one rank of each node, with `node/monitor.py`.
 
 Node 0 writes monitor.jsonl, node N monitor-N.jsonl: lines that several hosts append to one file would mix.
 """
@@ -14,7 +14,7 @@ from typing import cast
 
 import torch
 
-from hpcjobs.node.monitor.sampler import IDLE_PERCENT, GpuReader, JobGroup, JobProcesses, NodeSampler, load_library
+from hpcjobs.node.monitor import IDLE_PERCENT, GpuReader, JobGroup, JobProcesses, NodeSampler, load_library
 from hpcjobs.record.metrics import MetricsLog
 from hpcjobs.record.monitor import END_LINE, Head, Load, encode_head, encode_sample
 from hpcjobs.record.names import monitor_name

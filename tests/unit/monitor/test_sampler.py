@@ -17,7 +17,7 @@ import pytest
 from interpreters import interpreter
 from waiting import eventually
 
-from hpcjobs.node.monitor.sampler import GpuReader, JobGroup, JobProcesses, NodeSampler
+from hpcjobs.node.monitor import GpuReader, JobGroup, JobProcesses, NodeSampler
 from hpcjobs.pyz import pack
 
 

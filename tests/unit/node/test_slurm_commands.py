@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hpcjobs.node.schedulers import outside_job
-from hpcjobs.node.slurm import Slurm
+from hpcjobs.node.schedulers import Slurm, outside_job
 from hpcjobs.processes.start import Result
 
 START, END = 1_700_000_000, 1_700_003_600

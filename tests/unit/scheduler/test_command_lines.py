@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcjobs import slurm_commands
-from hpcjobs.node.slurm import Slurm
+from hpcjobs.node.schedulers import Slurm
 from hpcjobs.processes.start import Result
 from hpcjobs.scheduler.slurm.client import SlurmScheduler
 

@@ -252,3 +252,12 @@ class _Summary:
 
 def _format_utc(time_s: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(time_s))
+
+
+def main() -> int:
+    """``python figures.pyz NAME WORLD_SIZE RULES BEGIN RUN_DIR``: reads standard output from byte BEGIN on."""
+    if len(sys.argv) != 6:
+        sys.exit("usage: python figures.pyz NAME WORLD_SIZE RULES BEGIN RUN_DIR")
+    name, world_size, rules, begin, run_dir = sys.argv[1:]
+    return follow(run_dir, [FigureRule(**rule) for rule in json.loads(rules)], name=name, world_size=int(world_size),
+                  begin=int(begin))  # fmt: skip

@@ -536,3 +536,10 @@ def _writer(path: str, interval_s: float) -> Optional[str]:
     if not status.st_size or time.time() - status.st_mtime >= _FRESH * (head.interval_s or interval_s):
         return None
     return None if lines[-1] == b"" and is_end(lines[-2]) else head.host
+
+
+def main() -> int:
+    """``python monitor.pyz RUN_DIR JOB_ID INTERVAL_S``: samples until SIGTERM, or until the job is over."""
+    if len(sys.argv) != 4:
+        sys.exit("usage: python monitor.pyz RUN_DIR JOB_ID INTERVAL_S")
+    return watch(sys.argv[1], sys.argv[2], float(sys.argv[3]), os.environ)
