@@ -301,7 +301,7 @@ class _Link:
         if not self._has_port():
             return False
         answer = self._remote.ask(["jupyter", "open", self._job_id, "--site", self._site, "--json"])
-        connection, way = _read_way(answer)
+        connection, way = _read_way(answer, self._remote.login)
         tunnel = self._remote.start_tunnel(way, self._port)
         try:
             if not self._await_page(tunnel):
@@ -362,8 +362,10 @@ class _Link:
         show(address, folder)
 
 
-def _read_way(answer: Mapping[str, Any]) -> tuple[Connection, Tunnel]:
-    """The connection and tunnel in the answer of a login host, which may choose only the destination.
+def _read_way(answer: Mapping[str, Any], login: str) -> tuple[Connection, Tunnel]:
+    """The connection and tunnel in the answer of a login host, which may choose only a node behind it.
+
+    The login host itself is called ``login``, as the user named it: a command in the answer runs on no third host.
 
     Raises:
         HpcJobsError: a word of it would be an option of ssh, which can run programs here, or is not a host name.
@@ -371,12 +373,13 @@ def _read_way(answer: Mapping[str, Any]) -> tuple[Connection, Tunnel]:
     try:
         connection, way = Connection(**answer["connection"]), Tunnel(**answer["way"])
         options, target = list(way.options), list(way.host)
-        hosts = [*target[:1], *options[2:]]
+        to_node = options[:2] == list(_JUMP[:2]) and len(options) == len(_JUMP)
         usable = (
-            (options in ([], ["-N"]) or (options[:2] == ["-N", "-J"] and len(options) == len(_JUMP)))
-            and len(target) in (1, 2)
-            and all(_HOST.fullmatch(host) for host in hosts)
+            (to_node or options in ([], ["-N"]))
+            and len(target) in ((1,) if to_node else (1, 2))
+            and all(_HOST.fullmatch(host) for host in [*target[:1], *options[2:]])
             and not target[-1].startswith("-")
+            and isinstance(way.to, str)
             and connection.path.startswith("/")
         )
     except (AttributeError, KeyError, TypeError):
@@ -386,7 +389,9 @@ def _read_way(answer: Mapping[str, Any]) -> tuple[Connection, Tunnel]:
             f"the login host names no way to a session that ssh may take: {str(answer.get('way'))[:_SHOWN]!r}",
             hint="is it the same version there?",
         )
-    return connection, way
+    if to_node:
+        return connection, Tunnel((*_JUMP[:2], login), way.to, (target[0],))
+    return connection, Tunnel(tuple(options), way.to, (login, *target[1:]))
 
 
 def answers(port: int) -> bool:

@@ -258,6 +258,28 @@ def test_no_answer_at_all_is_an_error_that_shows_what_came() -> None:
 ])  # fmt: skip
 def test_a_login_host_that_lies_gives_ssh_no_option(desk: Path, way: object) -> None:
     """An option of ssh runs programs on the laptop, also behind the name of the host."""
+    lie(desk, way)
+    refused = within(*CONNECT)
+    assert (refused.code, "names no way to a session" in refused.err) == (3, True), refused
+    assert " -L " not in (desk / "calls").read_text()
+
+
+@pytest.mark.parametrize("way", [
+    {"options": [], "to": "/a", "host": ["you@third.example", "touch ran"]},
+    {"options": ["-N"], "to": "/a", "host": ["third.example"]},
+    {"options": ["-N", "-J", "third.example"], "to": "/a", "host": ["you@node"]},
+])  # fmt: skip
+def test_a_login_host_that_lies_leads_ssh_to_no_third_host(desk: Path, way: object) -> None:
+    """The laptop's keys open other hosts of the user too, and a command in the answer would run there."""
+    lie(desk, way)
+    assert within(*CONNECT).code == 3
+    (tunnel,) = [call for call in (desk / "calls").read_text().splitlines() if " -L " in call]
+    assert "third.example" not in tunnel
+    assert "front.example" in tunnel
+
+
+def lie(desk: Path, way: object) -> None:
+    """Have the login host answer everything with a session that is reached by this ``way``."""
     fields = ["schema", "job_id", "kind", "host", "socket", "port", "token", "path", "python", "started", "ends"]
     connection = {**dict.fromkeys(fields), "path": "/"}
     answer = {"job_id": "1", "site": "afar", "connection": connection, "way": way}
@@ -266,6 +288,3 @@ def test_a_login_host_that_lies_gives_ssh_no_option(desk: Path, way: object) -> 
     lying.chmod(0o755)
     fields_of_site = {"scheduler": "local", "login": "front.example", "jupyter": {"hpcjobs": str(lying)}}
     (desk / "afar.yaml").write_text(json.dumps(fields_of_site))
-    refused = within(*CONNECT)
-    assert (refused.code, "names no way to a session" in refused.err) == (3, True), refused
-    assert " -L " not in (desk / "calls").read_text()
