@@ -67,18 +67,34 @@ def make_own_folder(folder: AnyPath) -> None:
     except FileExistsError:
         if os.stat(folder).st_uid != os.getuid():
             raise _refusal(folder, "it belongs to another user, who could replace what runs as you") from None
+        require_unplanted(folder)
 
 
 def require_unplanted(folder: AnyPath) -> None:
-    """Refuse a folder that another user has made where everybody may make one; a group's folder elsewhere is used.
+    """Refuse a path on which another user has planted a folder or link (`find_planted`).
 
     Raises:
-        OSError: it is such a folder.
+        OSError: names it.
     """
-    parent = os.path.dirname(os.path.abspath(folder))
-    if os.stat(folder).st_uid not in (0, os.getuid()) and os.stat(parent).st_mode & 0o002:
-        text = f"it belongs to another user, who could replace what runs as you, and everybody may write to {parent}"
-        raise _refusal(folder, text)
+    planted = find_planted(folder)
+    if planted is not None:
+        text = "it belongs to another user, who could replace what runs as you, and everybody may write to"
+        raise _refusal(planted, f"{text} {os.path.dirname(planted)}")
+
+
+def find_planted(folder: AnyPath) -> Optional[str]:
+    """The folder or link of another user on the way to ``folder`` that was made where everybody may make one.
+
+    A group's folder elsewhere is used, whoever made it. What is not there yet was made by nobody.
+    """
+    for path in (os.path.abspath(folder), os.path.realpath(folder)):
+        while path != os.path.dirname(path):
+            parent = os.path.dirname(path)
+            if os.path.lexists(path) and os.lstat(path).st_uid not in (0, os.getuid()):
+                if os.stat(parent).st_mode & 0o002:
+                    return path
+            path = parent
+    return None
 
 
 def _refusal(folder: AnyPath, text: str) -> OSError:

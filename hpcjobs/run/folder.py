@@ -109,11 +109,11 @@ def make_root(root: Path) -> None:
     Raises:
         OSError: it cannot be made, or another user has made it where everybody may.
     """
-    if root.is_dir():
-        require_unplanted(root)
-    else:
+    require_unplanted(root)
+    if not root.is_dir():
         root.mkdir(parents=True, exist_ok=True)
-        (root / ".gitignore").write_text("*\n")
+        require_unplanted(root)  # another user may have been faster
+        write_beside(root / ".gitignore", "*\n", mode=None, durable=False)
 
 
 def write_shell_files(run_dir: Path, script: str) -> None:

@@ -29,7 +29,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore
 
-from hpcjobs.files import FULL, write_beside
+from hpcjobs.files import FULL, find_planted, require_unplanted, write_beside
 from hpcjobs.runtime.exits import PeerLost, TrainerError, UsageError
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.distributed.process_group import RankGroup
@@ -95,7 +95,9 @@ class NodeCopy:
         Raises:
             OSError: a file cannot be read or written; with ENOSPC, the partial copy is removed.
         """
+        require_unplanted(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
+        require_unplanted(self.folder)
         with ThreadPoolExecutor(THREADS) as pool:
             listed = [self._list(source, pool) for source in sources]
             self._advance(total_bytes=sum(one.size_bytes for one in listed))
@@ -122,6 +124,8 @@ class NodeCopy:
     def _copy_source(self, source: Source, pool: ThreadPoolExecutor) -> Path:
         target = self.folder / name_copy(source)
         beside = target.with_name(f".{target.name}.part")
+        for path in (target, beside):  # names that another user can work out
+            require_unplanted(path)
         with self._lock(beside):
             root = target if target.exists() else beside / "data"
             try:
@@ -140,7 +144,8 @@ class NodeCopy:
         root.parent.mkdir(parents=True, exist_ok=True)
         for folder in source.folders:
             (root / folder).mkdir(exist_ok=True)
-        older = [path for path in sorted(self.folder.glob(glob_copies(source.path))) if path != root]
+        copies = sorted(self.folder.glob(glob_copies(source.path)))
+        older = [path for path in copies if path != root and find_planted(path) is None]
         lacking = []
         for file in source.files:
             if is_same(root / file.path, file) or link_older(file, older, root / file.path):

@@ -46,6 +46,32 @@ def test_no_run_folder_is_made_in_a_folder_that_another_user_made_there_beforeha
     assert os.listdir(shared / "runs") == []
 
 
+def test_no_run_folder_is_made_below_a_folder_that_another_user_made_there_beforehand(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As /scratch/$USER, taken before the user came: its owner renames what is made in it."""
+    plant(shared / "you", Path.mkdir)
+    (shared / "you" / "mine").mkdir()
+    monkeypatch.chdir(shared / "you" / "mine")
+    refused(within("submit", *LOCAL, "true"), shared / "you")
+    refused(within("sweep", "run", *LOCAL, "--set", "lr=1,2", "true"), shared / "you")
+    assert os.listdir(shared / "you" / "mine") == []
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_no_run_folder_is_made_through_a_link_that_another_user_made_there(
+    shared: Path, here: Path, there: bool
+) -> None:
+    """A link to a folder of mine: its owner leads it elsewhere before the job starts."""
+    mine = here / "mine"
+    if there:
+        mine.mkdir()
+    plant(shared / "runs", lambda path: path.symlink_to(mine))
+    refused(within("submit", *LOCAL, "true"), shared / "runs")
+    refused(within("sweep", "run", *LOCAL, "--set", "lr=1,2", "true"), shared / "runs")
+    assert not there or os.listdir(mine) == []
+
+
 def test_the_folder_of_a_group_is_used_whoever_made_it(shared: Path) -> None:
     plant(shared / "runs", Path.mkdir, 0o2775)
     shared.chmod(0o2775)

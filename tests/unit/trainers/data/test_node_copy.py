@@ -217,3 +217,41 @@ def test_progress_is_reported_while_one_large_file_is_copied(tmp_path: Path, mon
     monkeypatch.setattr(staging, "copy_file", copy_slowly)
     target = NodeCopy(tmp_path / "disk", see).copy([source])[source]
     assert target.read_bytes() == source.read_bytes()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another user")
+@pytest.mark.parametrize("planted", ["folder", "copy", "link"])
+def test_a_copy_is_not_made_of_what_another_user_has_planted(tmp_path: Path, planted: str) -> None:
+    """Name, sizes and times of a copy can be worked out beforehand; its content would be trained on."""
+    source, disk = make_files(tmp_path / "data", 1, 2), tmp_path / "disk"
+    disk.mkdir()
+    disk.chmod(0o1777)
+    if planted == "folder":
+        (disk / "you").mkdir()
+        os.chown(disk / "you", 65534, 65534)
+        disk = disk / "you"
+    else:
+        target, _, _ = copy_to(disk, source)
+        (target / "n000" / "0.bin").unlink()
+        if planted == "link":
+            target.rename(tmp_path / "mine")
+            target.symlink_to(tmp_path / "mine")
+        os.chown(target, 65534, 65534, follow_symlinks=False)
+    with pytest.raises(PermissionError, match="belongs to another user"):
+        copy_to(disk, source)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another user")
+def test_no_file_of_an_older_copy_of_another_user_is_taken(tmp_path: Path) -> None:
+    source, disk = make_files(tmp_path / "data", 1, 2), tmp_path / "disk"
+    disk.mkdir()
+    disk.chmod(0o1777)
+    older, _, _ = copy_to(disk, source)
+    changed = older / "n000" / "0.bin"
+    status = changed.stat()
+    changed.write_bytes(b"?")
+    os.utime(changed, ns=(status.st_atime_ns, status.st_mtime_ns))
+    os.chown(older, 65534, 65534)
+    (source / "new.bin").write_bytes(b"1")
+    newer, _, _ = copy_to(disk, source)
+    assert read_all(newer) == read_all(source)
