@@ -90,9 +90,9 @@ def find_planted(folder: AnyPath) -> Optional[str]:
     for path in (os.path.abspath(folder), os.path.realpath(folder)):
         while path != os.path.dirname(path):
             parent = os.path.dirname(path)
-            if os.path.lexists(path) and os.lstat(path).st_uid not in (0, os.getuid()):
-                if os.stat(parent).st_mode & 0o002:
-                    return path
+            of_another = os.path.lexists(path) and os.lstat(path).st_uid not in (0, os.getuid())
+            if of_another and os.stat(parent).st_mode & 0o002:
+                return path
             path = parent
     return None
 

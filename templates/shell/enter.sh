@@ -46,7 +46,9 @@ _hj_refuse() {
 }
 command -v "$_hj_program" >/dev/null ||
     _hj_refuse "no program $_hj_program on this node: name its module, or containers.program, in the site file"
-[ -z "$_hj_staged" ] || [ ! -O "${HPCJOBS_IMAGE:-}" ] || _hj_image=$HPCJOBS_IMAGE
+# The copy counts if its folder is ours: another user could replace it after a look at the copy itself.
+[ -z "$_hj_staged" ] || [ ! -O "${HPCJOBS_IMAGE:-}" ] ||
+    [ -z "$(find "${HPCJOBS_IMAGE%/*}" -maxdepth 0 -type d -uid "$UID")" ] || _hj_image=$HPCJOBS_IMAGE
 [ -r "$_hj_image" ] || _hj_refuse "there is no $_hj_image, or not for $(id -un)"
 [ -z "$_hj_fingerprint" ] ||
     [ "$({ stat -Lc %s -- "$_hj_image" && head -c 65536 -- "$_hj_image"; } | sha256sum | cut -c 1-16)" = "$_hj_fingerprint" ] ||

@@ -3,7 +3,8 @@
 # The copy is kept for later jobs. What would be read over the network is read from that disk.
 umask 077
 mkdir -p "${HPCJOBS_IMAGE%/*}"
-[ -O "${HPCJOBS_IMAGE%/*}" ] || exit # somebody else's folder of this name: nothing in it is to be trusted
+# Somebody else's folder of this name, or link to a folder of ours: nothing in it is to be trusted.
+[ -n "$(find "${HPCJOBS_IMAGE%/*}" -maxdepth 0 -type d -uid "$UID")" ] || exit
 exec 9>"$HPCJOBS_IMAGE.lock"
 flock 9
 # Other copies that no job has used for a week make room; the time of each copy is that of its last use.

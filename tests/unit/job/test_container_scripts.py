@@ -334,6 +334,29 @@ def test_staging_copies_once_per_node_and_runs_the_copy(image: Path, here: Path,
     assert time.time() - copy.stat().st_mtime < 600
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another user")
+@pytest.mark.parametrize("planted", ["folder", "link"])
+def test_no_copy_is_made_or_run_where_another_user_took_the_name_of_the_folder(
+    image: Path, here: Path, tmp_path: Path, planted: str
+) -> None:
+    """A link to a folder of mine, or to a file of mine, can lead elsewhere after each look at it."""
+    disk, mine = tmp_path / "disk", tmp_path / "mine"
+    disk.mkdir()
+    mine.mkdir()
+    (mine / "own.sif").write_bytes(image.read_bytes())
+    folder = disk / f"hpcjobs-{os.getuid()}"
+    if planted == "link":
+        folder.symlink_to(mine)
+    else:
+        folder.mkdir()
+        (folder / f"{fingerprint(image)}.sif").symlink_to(mine / "own.sif")
+    os.chown(folder, 65534, 65534, follow_symlinks=False)
+    plan = planned(site(stage=str(disk)), "srun", "true", container=str(image), stage_image=True)
+    assert run(plan, tmp_path).returncode == 0
+    assert {started for _, started in starts(tmp_path)} == {str(image)}
+    assert os.listdir(mine) == ["own.sif"]
+
+
 def test_paths_of_the_node_stay_outside_and_those_of_env_arrive(
     image: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
