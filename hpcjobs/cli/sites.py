@@ -82,7 +82,7 @@ def check(
     from hpcjobs.discovery.compare import compare, list_untried, run_trials, unusable_partitions
     from hpcjobs.discovery.slurm_config import read_cluster
     from hpcjobs.processes.programs import run as run_program
-    from hpcjobs.scheduler.connect import connect
+    from hpcjobs.scheduler.base import connect
     from hpcjobs.site.library import default_site, load_site
 
     site = load_site(name or default_site())
@@ -138,7 +138,7 @@ def init(
     from hpcjobs.discovery.draft import choose_path, default_name, draft_site, save_text, write_text
     from hpcjobs.discovery.facts import Answers
     from hpcjobs.discovery.slurm_config import read_cluster
-    from hpcjobs.scheduler.connect import connect
+    from hpcjobs.scheduler.base import connect
 
     answers = Answers(
         partition=partition, account=account, qos=qos, time=time, mpi=mpi, interface=interface,

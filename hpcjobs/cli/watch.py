@@ -104,7 +104,7 @@ def monitor(
 def _watch_foreign(job: str, site: Site, interval_s: float, limit_s: float | None) -> None:
     """Sample a job that was submitted by other means; Slurm knows its nodes."""
     from hpcjobs.run.steps import find_foreign, follow_sampler, read_error, start_foreign_sampler, stop
-    from hpcjobs.scheduler.connect import connect
+    from hpcjobs.scheduler.base import connect
 
     foreign = find_foreign(job, site)
     sampler = start_foreign_sampler(foreign, interval_s=interval_s)

@@ -29,10 +29,9 @@ from hpcjobs.run.job_files import own_ids, read_request, read_state
 from hpcjobs.run.select import is_own
 from hpcjobs.run.status import statuses
 from hpcjobs.runtime.hostlist import hosts_of
-from hpcjobs.scheduler.base import JobRecord, Scheduler, State
-from hpcjobs.scheduler.connect import connect
+from hpcjobs.scheduler.base import JobRecord, Scheduler, State, connect
 from hpcjobs.scheduler.slurm import parse
-from hpcjobs.scheduler.slurm.output_files import accounted_files, files_of_steps, find_script
+from hpcjobs.scheduler.slurm.job_queries import accounted_files, files_of_steps, find_script
 from hpcjobs.scheduler.slurm.parse import Table, TableRow, accounted_reason, parse_scontrol
 
 _TABLE = Table(

@@ -21,8 +21,8 @@ from hpcjobs.run.index import Entry
 from hpcjobs.run.rerun import read_manifest, resolve_again
 from hpcjobs.run.select import is_own
 from hpcjobs.scheduler.base import JobRecord
+from hpcjobs.scheduler.slurm.job_queries import ask_sbatch
 from hpcjobs.scheduler.slurm.parse import Table, read_clock_s, read_count, read_shown, read_time
-from hpcjobs.scheduler.slurm.start_estimate import ask_sbatch
 from hpcjobs.site.checks import Moment
 from hpcjobs.site.library import load_site
 from hpcjobs.site.resources import FIELDS, Resources

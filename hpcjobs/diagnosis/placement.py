@@ -14,9 +14,8 @@ from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Job, JobSpec, Layer
 from hpcjobs.job.plan import resolve_request
 from hpcjobs.processes.programs import Runner, run
-from hpcjobs.scheduler.base import Estimate
-from hpcjobs.scheduler.connect import connect
-from hpcjobs.scheduler.slurm.start_estimate import count_idle_nodes
+from hpcjobs.scheduler.base import Estimate, connect
+from hpcjobs.scheduler.slurm.job_queries import count_idle_nodes
 from hpcjobs.site.checks import Moment
 from hpcjobs.site.library import find_default_site
 from hpcjobs.site.models import Partition, Site

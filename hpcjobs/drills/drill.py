@@ -19,8 +19,7 @@ from hpcjobs.record.names import CONTROL, METRICS, STATE
 from hpcjobs.record.state import read_state_file
 from hpcjobs.run.submit import JobHandle
 from hpcjobs.runtime.hostlist import hosts_of
-from hpcjobs.scheduler.base import Scheduler
-from hpcjobs.scheduler.connect import connect
+from hpcjobs.scheduler.base import Scheduler, connect
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Resources, Site
 from hpcjobs.slurm_commands import cluster_env

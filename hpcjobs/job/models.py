@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 from hpcjobs.scheduler_kind import SchedulerKind, find_kind
 from hpcjobs.site.checks import check_duration, check_job_name
@@ -16,6 +16,7 @@ from hpcjobs.site.models import (
     Resources,
     Retries,
     Runtime,
+    SchedulerName,
     parse_retries,
 )
 
@@ -156,7 +157,7 @@ class Job(Frozen, frozen=True):
     site: str
     site_file: str
     rehearsal: bool
-    scheduler: Literal["slurm", "local"]
+    scheduler: SchedulerName
     slurm_conf: str | None
     argv: tuple[str, ...]
     """The program as each task runs it."""

@@ -37,8 +37,7 @@ from hpcjobs.run.identity import is_ours
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import read_usable
 from hpcjobs.run.status import kept_or_written, parent_id, statuses
-from hpcjobs.scheduler.base import JobRecord, State
-from hpcjobs.scheduler.connect import connect
+from hpcjobs.scheduler.base import JobRecord, State, connect
 from hpcjobs.scheduler.slurm.client import split_ids
 from hpcjobs.scheduler.slurm.parse import CONTROL, SEPARATOR, Table, new_separator, parse_scontrol
 from hpcjobs.site.library import site_or_cluster

@@ -30,8 +30,7 @@ from hpcjobs.run.job_files import may_be_requeued, read_accounting, read_request
 from hpcjobs.run.listing import FORGOTTEN_S
 from hpcjobs.run.select import entries_of
 from hpcjobs.run.status import Connect, statuses
-from hpcjobs.scheduler.base import JobRecord, State
-from hpcjobs.scheduler.connect import connect
+from hpcjobs.scheduler.base import JobRecord, State, connect
 
 SUMS, ABOUT = "SHA256SUMS", "ARCHIVE.json"
 

@@ -25,8 +25,7 @@ from hpcjobs.run.index import Entry
 from hpcjobs.run.rerun import read_manifest
 from hpcjobs.run.select import require_all_own
 from hpcjobs.run.status import Connect, Known, statuses
-from hpcjobs.scheduler.base import JobRecord, Scheduler, State
-from hpcjobs.scheduler.connect import connect
+from hpcjobs.scheduler.base import JobRecord, Scheduler, State, connect
 from hpcjobs.site.library import policies_of_job
 from hpcjobs.site.resources import FIELDS, Hours, Resources, gpus_in_gres, names_by_field, node_range
 from hpcjobs.units import requested_time, slurm_time, time_limit_s

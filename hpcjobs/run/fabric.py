@@ -19,8 +19,7 @@ from hpcjobs.run.identity import is_queued
 from hpcjobs.run.index import Entry
 from hpcjobs.run.status import Connect
 from hpcjobs.runtime.dist import first_host
-from hpcjobs.scheduler.base import State
-from hpcjobs.scheduler.connect import connect
+from hpcjobs.scheduler.base import State, connect
 from hpcjobs.site.library import default_site, load_site
 
 LIMIT = "10m"

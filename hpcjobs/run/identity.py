@@ -16,8 +16,7 @@ from hpcjobs.errors import RequestError
 from hpcjobs.job.array import task_ids
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import CLOCK_TOLERANCE_S, continuation, read_state
-from hpcjobs.scheduler.base import JobRecord
-from hpcjobs.scheduler.connect import reachable_clusters
+from hpcjobs.scheduler.base import JobRecord, reachable_clusters
 from hpcjobs.slurm_commands import fold_stored
 
 SCRIPT = "job.sh"

@@ -21,9 +21,8 @@ from hpcjobs.run.index import NO_FOLDER, Entry
 from hpcjobs.run.job_files import current_id, is_closed, own_ids
 from hpcjobs.run.status import Connect, ConnectQueue, Known, parent_id, statuses
 from hpcjobs.run.submission import read_index
-from hpcjobs.scheduler.base import JobQueue, JobRecord, QueueReadOnce, State
-from hpcjobs.scheduler.connect import connect
-from hpcjobs.scheduler.slurm.output_files import output_file
+from hpcjobs.scheduler.base import JobQueue, JobRecord, QueueReadOnce, State, connect
+from hpcjobs.scheduler.slurm.job_queries import output_file
 from hpcjobs.scheduler_kind import find_kind
 from hpcjobs.site.library import site_to_look_at
 from hpcjobs.site.models import Site

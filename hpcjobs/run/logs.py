@@ -25,8 +25,7 @@ from hpcjobs.run.progress import job_staging
 from hpcjobs.run.status import Connect
 from hpcjobs.run.wait import OUTAGE_S, PER_FILE_S, Watch
 from hpcjobs.runtime.hostlist import hosts_of
-from hpcjobs.scheduler.base import Report, discard
-from hpcjobs.scheduler.connect import connect
+from hpcjobs.scheduler.base import Report, connect, discard
 
 RANK_LABEL = re.compile(r" *0*(\d+):(?!\d\d\b) ?")
 """Not the hour of a line that begins with a time of day."""

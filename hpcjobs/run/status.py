@@ -43,8 +43,7 @@ from hpcjobs.run.job_files import (
     write_continuation,
 )
 from hpcjobs.runtime.hostlist import hosts_of
-from hpcjobs.scheduler.base import JobQueue, JobRecord, Scheduler, State
-from hpcjobs.scheduler.connect import connect
+from hpcjobs.scheduler.base import JobQueue, JobRecord, Scheduler, State, connect
 
 # Ends after which Slurm itself may put a job back: final once the queue has forgotten it.
 _PUT_BACK = (

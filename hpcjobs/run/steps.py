@@ -40,8 +40,7 @@ from hpcjobs.run.select import require_own
 from hpcjobs.run.status import Connect, statuses
 from hpcjobs.run.wait import Watch
 from hpcjobs.runtime.hostlist import hosts_of
-from hpcjobs.scheduler.base import JobRecord, Report, State
-from hpcjobs.scheduler.connect import connect
+from hpcjobs.scheduler.base import JobRecord, Report, State, connect
 from hpcjobs.scheduler.slurm.parse import parse_scontrol
 from hpcjobs.site.models import Site
 from hpcjobs.site.resources import is_option_where

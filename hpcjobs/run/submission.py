@@ -34,8 +34,7 @@ from hpcjobs.run import index
 from hpcjobs.run.identity import is_cluster_reachable, own_cluster, user_name
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import read_submitted, write_submitted
-from hpcjobs.scheduler.base import JobQueue, Submitted
-from hpcjobs.scheduler.connect import connect
+from hpcjobs.scheduler.base import JobQueue, Submitted, connect
 
 
 class Submitter(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,8 +24,7 @@ from hpcjobs.run.budget import count_against_budget
 from hpcjobs.run.folder import code_state
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import read_attempts, read_usable
-from hpcjobs.scheduler.base import JobQueue, JobRecord, State
-from hpcjobs.scheduler.connect import connect
+from hpcjobs.scheduler.base import JobQueue, JobRecord, State, connect
 from hpcjobs.site.resources import option_of
 from hpcjobs.site.trust import refusal_of_plan
 

@@ -12,8 +12,7 @@ from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import all_ended, find_started, own_ids, own_record, read_accounting
 from hpcjobs.run.select import is_never_met
 from hpcjobs.run.status import Connect, Known, kept_or_written, statuses
-from hpcjobs.scheduler.base import JobRecord, Outage, Report, State, discard
-from hpcjobs.scheduler.connect import connect
+from hpcjobs.scheduler.base import JobRecord, Outage, Report, State, connect, discard
 
 POLL_S = 0.5
 """Between looks at the state files, when there are few."""

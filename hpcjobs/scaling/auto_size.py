@@ -40,10 +40,9 @@ from hpcjobs.scaling.size_choice import (
     measure_sizes,
 )
 from hpcjobs.scaling.study_sweep import current_code
-from hpcjobs.scheduler.base import JobRecord, Report
-from hpcjobs.scheduler.connect import connect
+from hpcjobs.scheduler.base import JobRecord, Report, connect
 from hpcjobs.scheduler.local.client import machine_cpus
-from hpcjobs.scheduler.slurm.start_estimate import estimate_start
+from hpcjobs.scheduler.slurm.job_queries import estimate_start
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.units import format_count, human_duration, slurm_time, walltime_s
 

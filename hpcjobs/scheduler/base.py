@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import signal as signals
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol, TypeVar
@@ -10,8 +12,11 @@ import msgspec
 
 from hpcjobs.errors import SchedulerError
 from hpcjobs.job.models import Job, Plan
+from hpcjobs.processes.programs import Runner, run
 from hpcjobs.record.state import State as State
+from hpcjobs.scheduler_kind import KINDS, find_kind
 from hpcjobs.site.checks import Frozen, Moment
+from hpcjobs.site.machine import EVERY_CLUSTER, cluster_name, named_clusters
 
 
 class JobRecord(msgspec.Struct, frozen=True):
@@ -285,3 +290,24 @@ class Outage:
             self._report("the scheduler answers again")
         self._has_answered, self.lasts = True, False
         return answer
+
+
+def connect(kind: str, slurm_conf: str | None = None, *, runner: Runner = run) -> Scheduler:
+    """The scheduler of a kind in `KINDS`, by ``connect`` of its module ``client``; no command is started yet."""
+    client = importlib.import_module(f"hpcjobs.scheduler.{kind if kind in KINDS else 'slurm'}.client")
+    scheduler: Scheduler = client.connect(slurm_conf, runner=runner)
+    return scheduler
+
+
+def reachable_clusters(scheduler: str, slurm_conf: str | None) -> frozenset[str]:
+    """The clusters that ``scheduler`` can query from here; empty: their name is unknown.
+
+    Two clusters, or two workstations, may share one home and give out the same job ids: the name distinguishes them.
+    For the queue of this machine that is this host. For Slurm it is the ClusterName; SLURM_CLUSTERS replaces it.
+    """
+    if not find_kind(scheduler).has_nodes:
+        return frozenset((os.uname().nodename,))
+    if named := named_clusters():
+        return frozenset() if EVERY_CLUSTER in named else named
+    name = cluster_name(slurm_conf or os.environ.get("SLURM_CONF"))
+    return frozenset(() if name is None else (name,))

@@ -1,12 +1,12 @@
 """Keys of a site file."""
 
 import re
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from hpcjobs.errors import nearest
-from hpcjobs.scheduler_kind import SchedulerKind, find_kind
+from hpcjobs.scheduler_kind import KINDS, SchedulerKind, find_kind
 from hpcjobs.site.checks import Frozen as Frozen
 from hpcjobs.site.checks import (
     check_amount,
@@ -25,6 +25,10 @@ from hpcjobs.site.resources import Resources as Resources
 from hpcjobs.site.resources import check_fields
 from hpcjobs.units import time_limit
 
+if TYPE_CHECKING:
+    SchedulerName = str
+else:
+    SchedulerName = Literal[tuple(KINDS)]
 NumaBinding = Literal["node", "socket", "exclusive", "core-complex", "none"]
 BindTo = Literal["none", "core", "l3cache", "numa", "socket"]
 
@@ -343,7 +347,7 @@ class Site(Frozen, frozen=True):
     """Slurm's ClusterName: where no site is named, the machine's own cluster chooses the site by it."""
     description: str = ""
     """One line for the list of sites."""
-    scheduler: Literal["slurm", "local"] = "slurm"
+    scheduler: SchedulerName = "slurm"
     """``local``: this machine, without Slurm."""
     partitions: dict[str, Partition] = {}
     """Name -> partition; a slurm site needs at least one."""

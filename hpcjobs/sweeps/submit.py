@@ -21,8 +21,7 @@ from hpcjobs.run.identity import is_queued
 from hpcjobs.run.index import Entry
 from hpcjobs.run.submission import plan_in
 from hpcjobs.run.submit import hand_over
-from hpcjobs.scheduler.base import JobQueue, QueueReadOnce, Scheduler, State
-from hpcjobs.scheduler.connect import connect
+from hpcjobs.scheduler.base import JobQueue, QueueReadOnce, Scheduler, State, connect
 from hpcjobs.slurm_commands import check_submission
 from hpcjobs.sweeps.cell_status import CellStatus, adopt_chunk, cell_statuses, tail_is_queued
 from hpcjobs.sweeps.chunk_plans import Limits, prepare, read_limits, start_after, tail_plan

@@ -34,8 +34,7 @@ from hpcjobs.run.progress import (
 from hpcjobs.run.rerun import read_manifest
 from hpcjobs.run.select import select
 from hpcjobs.run.status import Connect, ConnectQueue, parent_id, statuses
-from hpcjobs.scheduler.base import JobQueue, JobRecord, State
-from hpcjobs.scheduler.connect import connect
+from hpcjobs.scheduler.base import JobQueue, JobRecord, State, connect
 from hpcjobs.top.rows import Group, JobRow, Snapshot, Task
 
 _LOG_LINES = 500

@@ -18,8 +18,7 @@ from life import Life, Schedule
 from world import Process
 
 from hpcjobs.scheduler.local import queue, supervisor
-from hpcjobs.scheduler.local.job_folder import Ended, LocalJob, Request, Started, activate
-from hpcjobs.scheduler.local.queue import Never, Wait
+from hpcjobs.scheduler.local.queue import Ended, LocalJob, Never, Request, Started, Wait, activate
 
 WAKE = 1
 CPUS, GPUS = 8, 2

@@ -14,6 +14,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 from hpcjobs.job.models import Job
+from hpcjobs.scheduler.base import connect
 from hpcjobs.scheduler_kind import KINDS
 from hpcjobs.site.models import Site
 from hpcjobs.slurm_commands import NAMES
@@ -275,6 +276,10 @@ def compared_kinds(path: Path) -> Iterator[str]:
 @pytest.mark.parametrize("kind", [Site, Job])
 def test_sites_and_jobs_may_name_every_kind_of_scheduler(kind: type[Site | Job]) -> None:
     assert get_args(get_type_hints(kind)["scheduler"]) == tuple(KINDS)
+
+
+def test_every_kind_of_scheduler_has_its_client() -> None:
+    assert len({type(connect(kind)) for kind in KINDS}) == len(KINDS)
 
 
 def test_only_schedulers_and_sites_compare_the_kind_of_a_scheduler() -> None:

@@ -1,5 +1,5 @@
 """Jobs of one machine without Slurm.
 
-The rest of hpcjobs uses `client`. The supervisor of a job runs `supervisor`, `queue`, `policy`, `runner`, `records`,
-`gpus` and `job_folder` without site-packages: these import only the standard library and `hpcjobs.processes`.
+The rest of hpcjobs uses `client`. The supervisor of a job runs `supervisor` and `queue` without site-packages: they
+import only the standard library, `hpcjobs.files` and `hpcjobs.processes`.
 """

@@ -1,6 +1,6 @@
 """The scheduler of one machine without Slurm: jobs run in the background and queue for CPUs and GPUs.
 
-Each job has a supervisor process; see `hpcjobs.scheduler.local.supervisor` and `hpcjobs.scheduler.local.job_folder`.
+Each job has a supervisor process; see `hpcjobs.scheduler.local.supervisor` and `hpcjobs.scheduler.local.queue`.
 Slots are counted per user and host: two users of one machine do not see each other's jobs.
 """
 
@@ -22,13 +22,21 @@ from hpcjobs.files import state_dir
 from hpcjobs.guards import refuse_change
 from hpcjobs.job.array import array_text, task_ids
 from hpcjobs.job.models import Job, Plan
-from hpcjobs.processes.programs import clean_env
+from hpcjobs.processes.programs import Runner, clean_env
 from hpcjobs.processes.start import start
 from hpcjobs.processes.tree import MARK
 from hpcjobs.scheduler.base import Estimate, JobRecord, State, Submitted
-from hpcjobs.scheduler.local import job_folder, queue
-from hpcjobs.scheduler.local.job_folder import Dependency, EarlySignal, Ended, LocalJob, Lock, Request
-from hpcjobs.scheduler.local.queue import DEPENDENCY_KINDS, Wait
+from hpcjobs.scheduler.local import queue
+from hpcjobs.scheduler.local.queue import (
+    DEPENDENCY_KINDS,
+    Dependency,
+    EarlySignal,
+    Ended,
+    LocalJob,
+    Lock,
+    Request,
+    Wait,
+)
 from hpcjobs.site.resources import LocalEffect, fields_where
 from hpcjobs.units import human_bytes, memory_bytes
 
@@ -208,10 +216,10 @@ class LocalScheduler:
                 f"the queue of this machine cannot be written: {error.strerror}: {error.filename}",
                 hint="XDG_STATE_HOME names another folder for it; is the disk full?",
             ) from error
-        alive = job_folder.make(job)
+        alive = queue.make(job)
         try:
             job.write(request._replace(job_id=job.job_id))
-            job_folder.activate(job)
+            queue.activate(job)
             _start_supervisor(job, alive)
         finally:
             os.close(alive)
@@ -220,7 +228,7 @@ class LocalScheduler:
     def find_submitted(self, plan: Plan) -> list[Submitted]:
         """The jobs that were given the script in the plan's run folder, ended or not, oldest first.
 
-        A submission that was killed before `job_folder.activate` never runs, and is left out.
+        A submission that was killed before `queue.activate` never runs, and is left out.
         """
         try:
             names = os.listdir(os.path.join(self._root, "jobs"))
@@ -437,3 +445,8 @@ def _record(shown: LocalJob, job: LocalJob, request: Request, view: queue.QueueV
         command=request.script,
         time_limit_s=request.time_limit_s,
     )
+
+
+def connect(slurm_conf: str | None, *, runner: Runner) -> LocalScheduler:
+    """The queue of this machine: it has no configuration file, and is read without commands."""
+    return LocalScheduler()

@@ -18,8 +18,17 @@ from hpcjobs.processes import tree
 from hpcjobs.processes.events import SupervisorEvents
 from hpcjobs.processes.fork import Guard, adopt_orphans, continue_in_background, die_with_parent, fork_call, start_child
 from hpcjobs.scheduler.local import queue
-from hpcjobs.scheduler.local.job_folder import Ended, LocalJob, Request, Started, is_alive
-from hpcjobs.scheduler.local.queue import Never, Wait, assign_gpus, user_choice
+from hpcjobs.scheduler.local.queue import (
+    Ended,
+    LocalJob,
+    Never,
+    Request,
+    Started,
+    Wait,
+    assign_gpus,
+    is_alive,
+    user_choice,
+)
 
 CHECK_S = 1.0
 """Interval at which a waiting supervisor checks that the jobs it waits for were not killed."""

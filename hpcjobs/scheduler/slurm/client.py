@@ -16,6 +16,7 @@ from hpcjobs.processes.programs import Result, Runner, run, run_following
 from hpcjobs.record.names import STATE
 from hpcjobs.record.state import read_state_file
 from hpcjobs.scheduler.base import Estimate, JobRecord, Submitted
+from hpcjobs.scheduler.slurm.job_queries import estimate_start
 from hpcjobs.scheduler.slurm.parse import (
     ACCOUNTED,
     ACCOUNTED_BEFORE_20_11,
@@ -26,7 +27,6 @@ from hpcjobs.scheduler.slurm.parse import (
     parse_squeue,
     parse_submitted,
 )
-from hpcjobs.scheduler.slurm.start_estimate import estimate_start
 from hpcjobs.user import user_name
 
 _ACCOUNT = "sacctmgr show associations user=$USER lists what you may use"
@@ -524,3 +524,8 @@ def written_jobs(plan: Plan) -> list[Submitted]:
         if (job_id := written.array_job_id if plan.job.resources.array else written.job_id) is not None:
             return [Submitted(job_id=job_id, cluster=written.cluster or None)]
     return []
+
+
+def connect(slurm_conf: str | None, *, runner: Runner) -> SlurmScheduler:
+    """Slurm with this configuration file."""
+    return SlurmScheduler(slurm_conf, runner=runner)

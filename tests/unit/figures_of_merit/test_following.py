@@ -20,7 +20,7 @@ from hpcjobs.run.figures import read_figures, read_rate
 from hpcjobs.run.index import entries
 from hpcjobs.run.progress import read_progress
 from hpcjobs.run.wait import wait
-from hpcjobs.scheduler.connect import connect
+from hpcjobs.scheduler.base import connect
 
 METRIC = r"rate (\S+) it/s"
 

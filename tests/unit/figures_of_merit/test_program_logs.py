@@ -18,7 +18,7 @@ import hpcjobs
 from hpcjobs.errors import RequestError
 from hpcjobs.run.index import entries
 from hpcjobs.run.wait import wait
-from hpcjobs.scheduler.connect import connect
+from hpcjobs.scheduler.base import connect
 
 LOGS = Path(__file__).parents[2] / "data" / "program_logs"
 REPLAY = """

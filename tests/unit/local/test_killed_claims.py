@@ -9,7 +9,7 @@ from pathlib import Path
 from hpcjobs.scheduler.base import State
 from hpcjobs.scheduler.local import queue
 from hpcjobs.scheduler.local.client import records
-from hpcjobs.scheduler.local.job_folder import Ended, LocalJob, Request
+from hpcjobs.scheduler.local.queue import Ended, LocalJob, Request
 
 
 def test_an_array_has_ended_although_a_task_of_it_has_a_folder_and_never_ran(tmp_path: Path) -> None:

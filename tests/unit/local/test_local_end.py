@@ -389,6 +389,6 @@ def test_runtime_needs_nothing_but_python() -> None:
         "print(['.'.join(n) for n in names if n[1:2] not in (['runtime'], ['processes'], ['files'])])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    modules = {"job_folder", "queue", "supervisor"}
+    modules = {"queue", "supervisor"}
     packages = {"hpcjobs", "hpcjobs.scheduler", "hpcjobs.scheduler.local"}
     assert set(ast.literal_eval(done.stdout)) == packages | {f"hpcjobs.scheduler.local.{name}" for name in modules}

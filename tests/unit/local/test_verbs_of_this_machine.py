@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcjobs.errors import RequestError
-from hpcjobs.scheduler.base import JobQueue, Scheduler
-from hpcjobs.scheduler.connect import connect
+from hpcjobs.scheduler.base import JobQueue, Scheduler, connect
 from hpcjobs.scheduler.local.client import LocalScheduler
 
 REFUSED: dict[str, Callable[[Scheduler], object]] = {

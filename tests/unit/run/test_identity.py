@@ -22,8 +22,7 @@ from hpcjobs.run.listing import listing
 from hpcjobs.run.select import newest, select
 from hpcjobs.run.status import end_all, statuses
 from hpcjobs.run.wait import wait
-from hpcjobs.scheduler.base import JobRecord, Scheduler, State, Submitted
-from hpcjobs.scheduler.connect import reachable_clusters
+from hpcjobs.scheduler.base import JobRecord, Scheduler, State, Submitted, reachable_clusters
 from hpcjobs.site.machine import cluster_name
 from hpcjobs.user import user_name
 

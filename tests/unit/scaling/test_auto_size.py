@@ -18,8 +18,7 @@ from hpcjobs.job.plan import resolve_request
 from hpcjobs.run.index import Entry, entries
 from hpcjobs.run.wait import wait
 from hpcjobs.scaling.earlier_runs import TRIAL, EarlierRun, find_runs
-from hpcjobs.scheduler.base import State
-from hpcjobs.scheduler.connect import connect
+from hpcjobs.scheduler.base import State, connect
 
 SLOWER_AT_3 = """
 import os

@@ -28,8 +28,7 @@ from hpcjobs.scaling.analysis import analyse
 from hpcjobs.scaling.runs import find_mixtures, read_runs
 from hpcjobs.scaling.study import Mode, Size, Study
 from hpcjobs.scaling.study_sweep import define, list_runs, submit_study
-from hpcjobs.scheduler.base import Scheduler
-from hpcjobs.scheduler.connect import connect
+from hpcjobs.scheduler.base import Scheduler, connect
 
 FILE = Path("s.study.json")
 TWO = (Size(nodes=1, ntasks_per_node=1), Size(nodes=1, ntasks_per_node=2))
