@@ -53,7 +53,7 @@ def launch(name: str, ranks: int) -> dict[int, float]:
         figures = Path(folder) / "figures.json"
         env = {**os.environ, **settings, "MASTER_PORT": "23461", "OMP_NUM_THREADS": "1", "HOROVOD_CYCLE_TIME": "0.1"}
         mpirun = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", str(ranks))
-        arguments = ("-m", "hpcjobs.trainers.metrics.sweep", "--over", over, "--most", MOST, "--json", str(figures))
+        arguments = ("-m", "hpcjobs.trainers.measure", "--over", over, "--most", MOST, "--json", str(figures))
         subprocess.run([*mpirun, sys.executable, *arguments], env=env, check=True, stdout=subprocess.DEVNULL)
         return {int(point["bytes"]): point["seconds"] for point in json.loads(figures.read_text())["allreduce"]}
 

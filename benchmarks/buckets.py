@@ -8,10 +8,10 @@ import torch
 from harness import machine, parse_no_arguments
 
 from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.trainers.commandline.config import Config
+from hpcjobs.trainers.config import Config
 from hpcjobs.trainers.ddp import DdpFlags
-from hpcjobs.trainers.distributed.process_group import RankGroup, join_world
-from hpcjobs.trainers.strategies.base import Traffic
+from hpcjobs.trainers.distributed import RankGroup, join_world
+from hpcjobs.trainers.strategies import Traffic
 from hpcjobs.trainers.strategies.ddp import Ddp
 from hpcjobs.trainers.workloads.resnet50 import resnet50
 

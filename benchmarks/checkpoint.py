@@ -24,7 +24,7 @@ from harness import compete, parse_no_arguments, report
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from hpcjobs.runtime.checkpoints import CheckpointMeta
-from hpcjobs.trainers.checkpoint.state import CheckpointWriter
+from hpcjobs.trainers.checkpoint import CheckpointWriter
 
 STATE_MIB = 337
 STEPS = 8

@@ -20,13 +20,13 @@ import torch
 from harness import compete, parse_no_arguments, report
 
 from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.trainers.commandline.config import Config
+from hpcjobs.trainers.config import Config
 from hpcjobs.trainers.ddp import DdpFlags
-from hpcjobs.trainers.distributed.process_group import RankGroup, join_world
+from hpcjobs.trainers.distributed import RankGroup, join_world
 from hpcjobs.trainers.horovod import HorovodFlags
-from hpcjobs.trainers.optimization.plan import plan_training
-from hpcjobs.trainers.optimization.step import Stepper
-from hpcjobs.trainers.strategies.base import Strategy
+from hpcjobs.trainers.plan import plan_training
+from hpcjobs.trainers.step import Stepper
+from hpcjobs.trainers.strategies import Strategy
 from hpcjobs.trainers.strategies.ddp import Ddp, DdpOverMpi
 from hpcjobs.trainers.workloads.lm import lm
 

@@ -17,10 +17,10 @@ from harness import parse_no_arguments
 
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.watchdog import Watchdog
-from hpcjobs.trainers.commandline.config import Config
-from hpcjobs.trainers.distributed.process_group import RankGroup
-from hpcjobs.trainers.metrics.recorder import Recorder
-from hpcjobs.trainers.optimization.plan import plan_training
+from hpcjobs.trainers.config import Config
+from hpcjobs.trainers.distributed import RankGroup
+from hpcjobs.trainers.metrics import Recorder
+from hpcjobs.trainers.plan import plan_training
 from hpcjobs.trainers.workloads.lm import lm
 
 STEPS = int(os.environ.get("STEPS", 10**6))

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from harness import machine, parser_of
 
 from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.trainers.distributed.process_group import RankGroup, join_world
+from hpcjobs.trainers.distributed import RankGroup, join_world
 
 SIZES_MIB = (1, 8, 25, 100)
 ROUNDS = 11

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from harness import parse_no_arguments
 
-from hpcjobs.trainers.commandline.config import Config
+from hpcjobs.trainers.config import Config
 from hpcjobs.trainers.data.tokenize import TokenizeFlags, tokenize
 from hpcjobs.trainers.workloads.lm import lm
 

@@ -26,18 +26,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpcjobs.node.monitor import GpuReader, JobGroup, JobProcesses, NodeSampler
 from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.trainers.commandline.config import Config
+from hpcjobs.trainers.config import Config
 from hpcjobs.trainers.ddp import DdpFlags
 from hpcjobs.trainers.ddp_scratch import DdpScratchFlags
-from hpcjobs.trainers.distributed.process_group import RankGroup, join_world
+from hpcjobs.trainers.distributed import RankGroup, join_world
 from hpcjobs.trainers.fsdp import FsdpFlags
 from hpcjobs.trainers.fsdp_scratch import FsdpScratchFlags
-from hpcjobs.trainers.metrics.monitor import INTERVAL_S
-from hpcjobs.trainers.metrics.profiler import Probe
-from hpcjobs.trainers.metrics.recorder import Recorder
-from hpcjobs.trainers.optimization.plan import plan_training
-from hpcjobs.trainers.optimization.step import Stepper
-from hpcjobs.trainers.strategies.base import Strategy
+from hpcjobs.trainers.metrics import INTERVAL_S, Recorder
+from hpcjobs.trainers.plan import plan_training
+from hpcjobs.trainers.profiler import Probe
+from hpcjobs.trainers.step import Stepper
+from hpcjobs.trainers.strategies import Strategy
 from hpcjobs.trainers.strategies.ddp import Ddp
 from hpcjobs.trainers.strategies.ddp_scratch import DdpScratch
 from hpcjobs.trainers.strategies.fsdp import Fsdp
@@ -152,7 +151,7 @@ def by_lightning(workload: Workload, batch: Batch, group: RankGroup, steps: int)
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.strategies import DDPStrategy
 
-    from hpcjobs.trainers.strategies.lightning_environment import LauncherEnvironment
+    from hpcjobs.trainers.strategies.lightning import LauncherEnvironment
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
+from importlib.util import find_spec
 
 UNFORESEEN = 70
 """Exit code of the command line after any other error."""
@@ -101,6 +102,16 @@ def list_exit_codes() -> dict[int, str]:
         UNFORESEEN: "an error that hpcjobs did not foresee; `hpcjobs --debug VERB ...` shows it",
         130: "interrupted",
     }
+
+
+def require_packages(*names: str, purpose: str = "this report") -> None:
+    """Raise HpcJobsError with the install command if packages are missing.
+
+    numpy, which the packages of the extra `report` build on except polars, is looked for with them.
+    """
+    packages = (*names, "numpy") if {"pandas", "scipy", "matplotlib"} & {*names} else names
+    if missing := [name for name in packages if find_spec(name) is None]:
+        raise HpcJobsError(f"{purpose} needs {' and '.join(missing)}", hint="pip install 'hpcjobs[report]'")
 
 
 def reason_of(error: Exception) -> str:

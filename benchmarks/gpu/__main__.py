@@ -20,7 +20,7 @@ from gpu import speed, training
 from gpu.bench import Bench
 from gpu.report import draw, write_report
 from gpu.steps import Outcome, Step, run_step
-from hpcjobs.trainers.metrics.recorder import peak_flops_per_s
+from hpcjobs.trainers.metrics import peak_flops_per_s
 
 STEPS: tuple[Step, ...] = (*training.STEPS, *speed.PROGRAMS, *speed.SPEEDS, speed.HOROVOD, training.HOROVOD)
 """Horovod comes last: to build it takes minutes."""

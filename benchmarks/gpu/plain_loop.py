@@ -13,7 +13,7 @@ from typing import cast
 
 import torch
 
-from hpcjobs.trainers.commandline.config import Config
+from hpcjobs.trainers.config import Config
 from hpcjobs.trainers.workloads import load_workload
 
 WARMUP_STEPS = 8

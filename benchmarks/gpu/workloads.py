@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from hpcjobs.trainers.commandline.config import Config
+from hpcjobs.trainers.config import Config
 from hpcjobs.trainers.workloads.base import Batch, Workload
 from hpcjobs.trainers.workloads.lm import lm
 

@@ -59,15 +59,15 @@ def script_for(shell: str) -> str:
 
 def complete_program(ctx: typer.Context, incomplete: str) -> list[str]:
     """Bundled trainers and programs of the current folder; behind a trainer its flags and their values."""
-    from hpcjobs.job.program import trainers
+    from hpcjobs import trainers
 
     first, *arguments = ctx.params.get("program") or [None]
     if first is None:
         files = [path.name for path in Path().glob("*.py")] + [path.name for path in Path().glob("*.sbatch")]
-        return _filter_by_prefix(incomplete, [*_project_jobs(), *trainers(), *sorted(files)])
-    if first not in trainers():
+        return _filter_by_prefix(incomplete, [*_project_jobs(), *trainers.NAMES, *sorted(files)])
+    if first not in trainers.NAMES:
         return []  # the shell then offers files
-    from hpcjobs.trainers.commandline.config import flag_choices, flag_names
+    from hpcjobs.trainers.config import flag_choices, flag_names
 
     if incomplete.startswith("-"):
         return _filter_by_prefix(incomplete, flag_names(first))

@@ -13,8 +13,7 @@ from rich.cells import cell_len
 from hpcjobs.cli.output import note, print_output, print_table, table_width
 from hpcjobs.cli.report import HEADERS, JobColumn
 from hpcjobs.cli.terminal import write_document
-from hpcjobs.errors import RequestError, UnknownJobError
-from hpcjobs.extras import require_packages
+from hpcjobs.errors import RequestError, UnknownJobError, require_packages
 from hpcjobs.jobstats.advice import JobUsage, advise
 from hpcjobs.jobstats.columns import COLUMNS, JobFilter, format_energy
 from hpcjobs.jobstats.derive import joint_energy_source, known_sum

@@ -17,8 +17,7 @@ from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.options import EPILOG, ProgramCommand, with_job_options
 from hpcjobs.cli.output import DryRun, Json, SiteName, SpecFile, note, opt, print_output, print_table
 from hpcjobs.cli.terminal import write_document
-from hpcjobs.errors import RequestError, SchedulerError
-from hpcjobs.extras import require_packages
+from hpcjobs.errors import RequestError, SchedulerError, require_packages
 from hpcjobs.files import write_beside
 from hpcjobs.job.models import JobSpec
 from hpcjobs.job.program import print_trainer_help

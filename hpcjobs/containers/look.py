@@ -201,7 +201,7 @@ def _package(image: Image, site: Site, runner: Runner) -> Iterator[ImageFinding]
     """Whether the image's Python imports the part of hpcjobs that runs on nodes, bound from this machine."""
     source = Path(hpcjobs.__file__).resolve().parent
     arguments = ["env", f"PYTHONPATH={PACKAGE}", site.containers.python, "-c"]
-    imports = "import hpcjobs.runtime.dist, hpcjobs.trainers.commandline.config"
+    imports = "import hpcjobs.runtime.dist, hpcjobs.trainers.config"
     done = inside(site, image.path, [*arguments, imports], binds=(f"{source}:{PACKAGE}/hpcjobs:ro",), runner=runner)
     if done.code == 0:
         yield ImageFinding("good", "hpcjobs", f"{source} can be bound and imported")

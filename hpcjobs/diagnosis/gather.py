@@ -28,11 +28,11 @@ from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import own_ids, read_request, read_state
 from hpcjobs.run.select import is_own
 from hpcjobs.run.status import statuses
-from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, connect
 from hpcjobs.scheduler.slurm import parse
 from hpcjobs.scheduler.slurm.job_queries import accounted_files, files_of_steps, find_script
 from hpcjobs.scheduler.slurm.parse import Table, TableRow, accounted_reason, parse_scontrol
+from hpcjobs.slurm_commands import hosts_of
 
 _TABLE = Table(
     (

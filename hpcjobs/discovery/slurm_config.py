@@ -27,11 +27,11 @@ from hpcjobs.discovery.facts import (
 )
 from hpcjobs.errors import CommandMissingError, HpcJobsWarning, SchedulerError
 from hpcjobs.processes.programs import Result, Runner, run
-from hpcjobs.runtime.hostlist import HOST_PART, hosts_of
 from hpcjobs.scheduler.base import Scheduler
 from hpcjobs.scheduler.slurm import parse
 from hpcjobs.scheduler.slurm.parse import TableRow
 from hpcjobs.site.partition import count_gpus
+from hpcjobs.slurm_commands import HOST_PART, hosts_of
 from hpcjobs.units import time_limit_s
 from hpcjobs.user import user_name
 

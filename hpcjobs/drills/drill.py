@@ -18,11 +18,10 @@ from hpcjobs.record.metrics import decode_step, read_lines
 from hpcjobs.record.names import CONTROL, METRICS, STATE
 from hpcjobs.record.state import read_state_file
 from hpcjobs.run.submit import JobHandle
-from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import Scheduler, connect
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Resources, Site
-from hpcjobs.slurm_commands import cluster_env
+from hpcjobs.slurm_commands import cluster_env, hosts_of
 
 # Run on a node. $1: the job's id; $2: the rank, which only the environment of the program and its children has;
 # without $2 any rank.

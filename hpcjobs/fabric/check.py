@@ -53,8 +53,7 @@ from hpcjobs.files import write_beside
 from hpcjobs.processes.start import own_module_words, start
 from hpcjobs.record.fabric import AllReduce, GpuReport
 from hpcjobs.record.values import convert
-from hpcjobs.runtime.hostlist import hosts_of
-from hpcjobs.slurm_commands import FENCES, start_on
+from hpcjobs.slurm_commands import FENCES, hosts_of, start_on
 
 _LEAVE_S = 5.0
 
@@ -341,7 +340,7 @@ def measure_gpus(
     while left:
         hosts = [node.host for node in left]
         # Ranks of torch meet by MASTER_ADDR; a broken PMI of srun must not look like a broken GPU.
-        command = place.module(hosts, "hpcjobs.trainers.metrics.gpus", *options, mpi="none")
+        command = place.module(hosts, "hpcjobs.trainers.measure", *options, mpi="none")
         try:
             run(command, env=place.world(hosts), timeout_s=min(60.0, max(1.0, until - time.monotonic())))
             break
@@ -388,7 +387,7 @@ def measure_allreduce(
     for index, (over, package) in enumerate(there):
         json_file = folder / f"allreduce-{over}.json"
         arguments = ("--over", over, "--most", "16M", "--json", str(json_file))
-        command = place.module(hosts, "hpcjobs.trainers.metrics.sweep", *arguments, mpi=place.mpi)
+        command = place.module(hosts, "hpcjobs.trainers.measure", *arguments, mpi=place.mpi)
         share_s = max(1.0, (until - time.monotonic()) / (len(there) - index))
         try:
             run(command, env=place.world(hosts), timeout_s=share_s)

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from hpcjobs import trainers
 from hpcjobs.errors import RequestError
 from hpcjobs.job.launch import launch
 from hpcjobs.job.limits import DoesNotFitError
 from hpcjobs.job.models import Job, JobSpec, Layer
-from hpcjobs.job.program import trainers
 from hpcjobs.site.models import Containers, Environment, Resources, Site
 from hpcjobs.site.resources import BY_LETTER, Argument, InScript, Sbatch, Treatment, ValueKind, find_option, option_of
 from hpcjobs.site.yaml_file import in_plain_words
@@ -268,7 +268,7 @@ def _find_script(name: str, chdir: Path) -> Path:
     """The file where sbatch looks for it: in the folder that ``--chdir`` names, in this one, and on PATH."""
     path = Path(name).expanduser()
     here = (candidate for candidate in (chdir / path, path) if os.path.isfile(candidate))
-    on_path = None if "/" in name or name in trainers() else shutil.which(name, mode=os.R_OK)
+    on_path = None if "/" in name or name in trainers.NAMES else shutil.which(name, mode=os.R_OK)
     return next(here, Path(on_path) if on_path else path)
 
 

@@ -13,9 +13,9 @@ from hpcjobs.fabric import node_record
 from hpcjobs.job.layers import Values
 from hpcjobs.job.models import JobSpec
 from hpcjobs.processes.start import module_words
-from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.site.models import WARNING_S, Partition, Retries, Site, parse_retries
 from hpcjobs.site.resources import node_range
+from hpcjobs.slurm_commands import hosts_of
 from hpcjobs.units import time_limit_s, walltime_s
 from hpcjobs.user import user_name
 

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from hpcjobs.errors import RequestError, reason_of
 from hpcjobs.job.fault_tolerance import named_nodes
 from hpcjobs.job.layers import Values
-from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.site.models import Affinity, Partition, Site
 from hpcjobs.site.resources import GPU_FIELDS, gpus_and_model, node_range
+from hpcjobs.slurm_commands import hosts_of
 
 
 def read_host_file(path: str, source: str) -> list[str]:

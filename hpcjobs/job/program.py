@@ -13,19 +13,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from hpcjobs import trainers
 from hpcjobs.errors import RequestError
 from hpcjobs.processes.start import module_words
 from hpcjobs.site.models import Site
 from hpcjobs.site.project_file import PROJECT_FILE, project_jobs
 from hpcjobs.site.resources import BY_LETTER, FIELDS, OPTIONS, Treatment
 
-_TRAINERS = Path(__file__).resolve().parent.parent / "trainers"
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z", re.ASCII)
-
-
-def trainers() -> list[str]:
-    """Names of the bundled trainers: the modules directly in ``hpcjobs/trainers``."""
-    return sorted(path.stem for path in _TRAINERS.glob("*.py") if not path.stem.startswith("_"))
 
 
 def program_words(program: str | Sequence[str]) -> tuple[str, ...]:
@@ -71,11 +66,11 @@ def program_argv(program: tuple[str, ...], *, python: str, chdir: Path) -> tuple
     if not program:
         raise RequestError(
             "no program to run",
-            hint=f"a trainer ({', '.join(trainers())}), a .py file or a command; `hpcjobs init PROGRAM` writes "
+            hint=f"a trainer ({', '.join(trainers.NAMES)}), a .py file or a command; `hpcjobs init PROGRAM` writes "
             "hpcjobs.yaml, whose job submit runs without PROGRAM",
         )
     first, *args = program
-    if first in trainers():
+    if first in trainers.NAMES:
         return (python, "-u", *module_words(f"hpcjobs.trainers.{first}"), *args)
     if first.endswith(".py"):
         if not os.path.isfile(chdir / first):
@@ -119,11 +114,11 @@ def misspelt_name(program: str) -> str | None:
     Callers only warn: the nodes may have a command of that name.
     """
     jobs = project_jobs(Path.cwd())
-    if "/" in program or "." in program or program in (*trainers(), *jobs) or shutil.which(program) is not None:
+    if "/" in program or "." in program or program in (*trainers.NAMES, *jobs) or shutil.which(program) is not None:
         return None
     if near := _near(program, jobs):
         return f"the job of {PROJECT_FILE} is {near!r}"
-    trainer = next(iter(difflib.get_close_matches(program, trainers(), n=1, cutoff=0.6)), None)
+    trainer = next(iter(difflib.get_close_matches(program, trainers.NAMES, n=1, cutoff=0.6)), None)
     return None if trainer is None else f"the trainer is {trainer!r}"
 
 
@@ -153,7 +148,7 @@ def check_program(program: Sequence[str], site: Site, *, python: str, chdir: Pat
         RequestError: the program would fail at its start; has its message.
     """
     first, *arguments = program
-    if (trainer := first.removeprefix(TRAINER_MODULE)) in trainers():
+    if (trainer := first.removeprefix(TRAINER_MODULE)) in trainers.NAMES:
         check_trainer(trainer, arguments)
     elif not site.kind.has_nodes and not (in_image or site.modules or site.setup or "PATH" in site.env):
         _check_existence(first, python=python, chdir=chdir)
@@ -166,7 +161,7 @@ def check_trainer(trainer: str, arguments: Sequence[str]) -> None:
         RequestError: it would refuse them.
     """
     from hpcjobs.runtime.exits import UsageError
-    from hpcjobs.trainers.commandline.config import UnknownFlagError, check_arguments
+    from hpcjobs.trainers.config import UnknownFlagError, check_arguments
     from hpcjobs.trainers.workloads import check_workload_name
 
     try:
@@ -183,11 +178,9 @@ def check_trainer(trainer: str, arguments: Sequence[str]) -> None:
 def print_trainer_help(program: Sequence[str]) -> bool:
     """Print the flags of a bundled trainer if ``program`` asks for them (``ddp --help``); whether it does."""
     trainer = program[0].removeprefix(TRAINER_MODULE) if program else ""
-    if trainer not in trainers() or not {"-h", "--help"} & set(program[1:]):
+    if trainer not in trainers.NAMES or not {"-h", "--help"} & set(program[1:]):
         return False
-    from hpcjobs.trainers import run
-
-    run(trainer, program[1:])
+    trainers.run(trainer, program[1:])
     return True
 
 
@@ -239,7 +232,7 @@ def _similar(first: str, chdir: Path) -> str | None:
         files = []
     known = {os.path.splitext(file)[0]: file for file in files} | {file: file for file in files}
     if not folder:
-        known |= {other: other for other in (*trainers(), *project_jobs(chdir))}
+        known |= {other: other for other in (*trainers.NAMES, *project_jobs(chdir))}
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     jobs = [] if folder else project_jobs(chdir)
     if not close and jobs:

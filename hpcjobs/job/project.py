@@ -15,10 +15,11 @@ import msgspec
 from msgspec import to_builtins
 from msgspec.structs import replace
 
+from hpcjobs import trainers
 from hpcjobs.errors import ConfigError, RequestError
 from hpcjobs.job.batch import batch_layers
 from hpcjobs.job.models import Flag, JobSpec, Layer
-from hpcjobs.job.program import program_words, trainers
+from hpcjobs.job.program import program_words
 from hpcjobs.site.project_file import PROJECT_FILE, check_site_name, find_project, is_ours, project_jobs
 from hpcjobs.site.trust import refusal_of_file
 from hpcjobs.site.yaml_file import YamlFile, convert_tree, read_tree, read_yaml, words_of_switches
@@ -42,7 +43,7 @@ class Project(JobSpec, frozen=True):
         for name in self.jobs:
             if not _NAME.match(name):
                 raise ValueError(f"job {name!r}: a name has letters, digits, _ and -, and begins with a letter")
-            if name in trainers():
+            if name in trainers.NAMES:
                 raise ValueError(f"job {name!r}: a bundled trainer has this name; choose another one")
 
 
@@ -89,7 +90,7 @@ def with_project(request: JobSpec) -> Requested:
         ConfigError: the project file is wrong. RequestError: it has several jobs, and none is named.
     """
     name, *arguments = request.program or (None,)
-    if request.wrap is not None or name in trainers() or (name is not None and not _NAME.match(name)):
+    if request.wrap is not None or name in trainers.NAMES or (name is not None and not _NAME.match(name)):
         return Requested(request)
     if (path := find_project()) is None:
         return Requested(request)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from hpcjobs import trainers
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.guards import limit_env
 from hpcjobs.job.batch import (
@@ -37,11 +38,11 @@ from hpcjobs.job.layers import Values, merge_resources, named_partitions
 from hpcjobs.job.layout import choose_affinity, lay_out, read_gpu_model
 from hpcjobs.job.limits import add_mandatory, check_limits
 from hpcjobs.job.models import Inside, Job, JobSpec, Layer
-from hpcjobs.job.program import check_program, default_name, program_argv, trainers
-from hpcjobs.runtime.hostlist import hosts_of
+from hpcjobs.job.program import check_program, default_name, program_argv
 from hpcjobs.site.figures import Figure, named_figures, parse_metric
 from hpcjobs.site.models import Partition, Resources, Site
 from hpcjobs.site.resources import node_range
+from hpcjobs.slurm_commands import hosts_of
 from hpcjobs.units import time_limit_s
 
 
@@ -164,7 +165,7 @@ def _merge_figures(layers: Sequence[Layer], site: Site) -> dict[str, Figure]:
 
 def _monitor(spec: JobSpec) -> bool:
     """Whether the job has a sampler; a trainer's own would write to the same files."""
-    if spec.monitor and "--monitor" in spec.program[1:] and spec.program[0] in trainers():
+    if spec.monitor and "--monitor" in spec.program[1:] and spec.program[0] in trainers.NAMES:
         raise RequestError(f"{spec.program[0]} --monitor samples already", hint="leave one of the two --monitor out")
     return bool(spec.monitor)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hpcjobs.extras import require_packages
+from hpcjobs.errors import require_packages
 from hpcjobs.jobstats.columns import COLUMNS, JobFilter, check_states, parse_moment, unit_of
 
 if TYPE_CHECKING:

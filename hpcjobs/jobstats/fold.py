@@ -23,7 +23,6 @@ from typing import Final
 import polars as pl
 
 from hpcjobs.jobstats.columns import Doubts
-from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import State
 from hpcjobs.scheduler.slurm.parse import (
     NO_NUMBER,
@@ -35,6 +34,7 @@ from hpcjobs.scheduler.slurm.parse import (
     read_exit,
     read_resource,
 )
+from hpcjobs.slurm_commands import hosts_of
 
 _LARGEST: Final = 1 << 62
 _NO_COUNT: Final = sorted(value for value in NO_VALUE if value < _LARGEST)

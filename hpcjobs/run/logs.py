@@ -24,8 +24,8 @@ from hpcjobs.run.listing import log_files
 from hpcjobs.run.progress import job_staging
 from hpcjobs.run.status import Connect
 from hpcjobs.run.wait import OUTAGE_S, PER_FILE_S, Watch
-from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import Report, connect, discard
+from hpcjobs.slurm_commands import hosts_of
 
 RANK_LABEL = re.compile(r" *0*(\d+):(?!\d\d\b) ?")
 """Not the hour of a line that begins with a time of day."""

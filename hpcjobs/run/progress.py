@@ -26,9 +26,9 @@ from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import Tail, first_line, last_lines, own_ids, read_attempts, read_state, read_usable
 from hpcjobs.run.status import statuses
 from hpcjobs.run.wait import Watch
-from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import JobRecord, Report, State, discard
 from hpcjobs.site.checks import Moment
+from hpcjobs.slurm_commands import hosts_of
 from hpcjobs.units import human_bytes, human_duration, slurm_time
 
 _SPEED_LINES = 20

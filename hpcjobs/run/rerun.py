@@ -29,10 +29,10 @@ from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import own_ids, read_usable
 from hpcjobs.run.select import is_own
 from hpcjobs.run.status import Known
-from hpcjobs.runtime.hostlist import HOST_PART
 from hpcjobs.site.library import load_site
 from hpcjobs.site.models import Site
 from hpcjobs.site.resources import Resources, fields_where
+from hpcjobs.slurm_commands import HOST_PART
 
 _OWN_VERBS = {
     "sweep": "hpcjobs sweep resume starts cells of a sweep again, and hpcjobs scale the runs of a study",

@@ -42,8 +42,8 @@ from hpcjobs.run.job_files import (
     read_ends,
     write_continuation,
 )
-from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import JobQueue, JobRecord, Scheduler, State, connect
+from hpcjobs.slurm_commands import hosts_of
 
 # Ends after which Slurm itself may put a job back: final once the queue has forgotten it.
 _PUT_BACK = (

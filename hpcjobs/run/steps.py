@@ -39,12 +39,11 @@ from hpcjobs.run.rerun import read_manifest
 from hpcjobs.run.select import require_own
 from hpcjobs.run.status import Connect, statuses
 from hpcjobs.run.wait import Watch
-from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import JobRecord, Report, State, connect
 from hpcjobs.scheduler.slurm.parse import parse_scontrol
 from hpcjobs.site.models import Site
 from hpcjobs.site.resources import is_option_where
-from hpcjobs.slurm_commands import cluster_env, show_job, start_beside
+from hpcjobs.slurm_commands import cluster_env, hosts_of, show_job, start_beside
 
 RC = "interactive.bash"
 STARTED = "started"

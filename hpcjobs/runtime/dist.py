@@ -17,7 +17,7 @@ from typing import Any
 
 from hpcjobs.ports import find_free_port
 from hpcjobs.runtime.exits import BadConfiguration, StorageFault, UsageError, WorldMismatch
-from hpcjobs.runtime.hostlist import hosts_of
+from hpcjobs.slurm_commands import hosts_of
 
 DYNAMIC_PORTS = range(20000, 32000)  # below Linux's ephemeral range, above the registered services
 

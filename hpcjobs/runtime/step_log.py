@@ -5,19 +5,25 @@ read then, so that a step does not wait for the device.
 
 Throughput, as of the trainers: the work of all ranks over the time of the steps that did it, without evaluations,
 checkpoints (`exclude`) and the first steps.
+
+A thread copies the lines to trackers: neither a slow server nor a broken one holds up a step.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import math
 import operator
 import os
 import platform
+import queue
 import resource
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,11 +31,11 @@ from typing import Any
 from hpcjobs.record.metrics import SCHEMA as METRICS_SCHEMA
 from hpcjobs.record.metrics import MetricsLog
 from hpcjobs.record.names import METRICS
-from hpcjobs.record.numbers import decode_object, encode
+from hpcjobs.record.numbers import decode_object, encode, restore
 from hpcjobs.record.summary import Quantiles, RunSummary, Throughput, format_utc
 from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.runtime.exits import ExitCode, print_error
-from hpcjobs.runtime.tracking import Trackers, open_trackers
+from hpcjobs.runtime.exits import ExitCode, UsageError, print_error
+from hpcjobs.trackers import TRACKERS, TrackedRun, Tracker, read_point
 
 FLUSH_S = 1.0
 WINDOW = 1000
@@ -241,8 +247,6 @@ class StepLog:
     def _open_trackers(self) -> Trackers | None:
         if not self._log_to or self._path is None:
             return None
-        from hpcjobs.trackers import TrackedRun  # with a client of HTTP, which takes time to load
-
         run = TrackedRun(self._path.parent, str(self._head["workload"]), self.first_step, self._head)
         return open_trackers(self._log_to, run, report=partial(print, flush=True))
 
@@ -325,3 +329,77 @@ def read_result(key: str, value: Any) -> Any:
     if isinstance(value, dict) and all(isinstance(name, str) for name in value):
         return {name: read_result(f"{key}.{name}", item) for name, item in value.items()}
     raise TypeError(f"finish(): {key} is a {type(value).__name__}, expected numbers, text, lists or dicts of them")
+
+
+LAST_LINES_S = 60.0
+"""A run that ends waits this long for its last lines to be copied."""
+
+
+def require_trackers(names: Sequence[str]) -> None:
+    """Raise `UsageError` where a name is not of a tracker, or its package is missing."""
+    for name in names:
+        if name not in TRACKERS:
+            raise UsageError(f"log_to: {name!r} is no tracker", hint=f"there are {', '.join(TRACKERS)}")
+        if importlib.util.find_spec(name) is None:
+            raise UsageError(f"metrics for {name} need its package", hint=f"pip install 'hpcjobs[{name}]'")
+
+
+def open_trackers(names: Sequence[str], run: TrackedRun, *, report: Callable[[str], None]) -> Trackers | None:
+    """The trackers of these names; `report` gets a line about where each writes. None without names."""
+    return Trackers(names, run, report) if names else None
+
+
+class Trackers:
+    """Trackers are opened by the thread too: their packages take seconds to load.
+
+    One that fails is left out from then on, with a warning.
+    """
+
+    def __init__(self, names: Sequence[str], run: TrackedRun, report: Callable[[str], None]) -> None:
+        self._run, self._report = run, report
+        self._began_at = time.time()
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._complete = False
+        self._thread = threading.Thread(target=self._copy_all, args=(tuple(names),), name="trackers", daemon=True)
+        self._thread.start()
+
+    def copy(self, lines: str) -> None:
+        """Lines that were written to metrics.jsonl."""
+        self._lines.put(lines)
+
+    def close(self) -> None:
+        """Wait until the last lines are copied, for a limited time."""
+        self._lines.put(None)
+        self._thread.join(LAST_LINES_S)
+        if self._thread.is_alive():
+            print_error(f"warning: trackers did not take the last lines of metrics in {LAST_LINES_S:.0f} s")
+
+    def _copy_all(self, names: Sequence[str]) -> None:
+        trackers: dict[str, Tracker] = {}
+        for name in names:
+            self._attempt(name, trackers, partial(self._open, name, trackers))
+        ended = False
+        while not ended:
+            texts = [self._lines.get()]
+            while not self._lines.empty():
+                texts.append(self._lines.get())
+            ended = None in texts
+            lines = [restore(json.loads(line)) for text in texts if text for line in text.rstrip("\n").split("\n")]
+            self._complete |= any(line["kind"] == "end" for line in lines)
+            read = (read_point(line, began_at=self._began_at) for line in lines)
+            points = [point for point in read if point is not None]
+            for name, tracker in list(trackers.items()) if points else ():
+                self._attempt(name, trackers, partial(tracker.write, points))
+        for name, tracker in list(trackers.items()):
+            self._attempt(name, trackers, partial(tracker.close, complete=self._complete))
+
+    def _open(self, name: str, trackers: dict[str, Tracker]) -> None:
+        trackers[name] = TRACKERS[name](self._run)
+        self._report(f"metrics also go to {name}: {trackers[name].place}")
+
+    def _attempt(self, name: str, trackers: dict[str, Tracker], action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:  # whatever its package or its server raises: the run goes on, and its file has all
+            trackers.pop(name, None)
+            print_error(f"warning: no more metrics go to {name}: {type(error).__name__}: {error}")

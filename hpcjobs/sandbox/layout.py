@@ -15,11 +15,11 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from hpcjobs.errors import ConfigError, RequestError, reason_of
-from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.site.checks import check_name, check_slurm_name
 from hpcjobs.site.models import Containers, NodeGroup, NodeShape, Partition, Resources, Site
 from hpcjobs.site.partition import count_gpus
 from hpcjobs.site.resources import node_range
+from hpcjobs.slurm_commands import hosts_of
 from hpcjobs.units import LEAST_BARE_MEMORY
 
 PROCTRACK = ("linuxproc", "cgroup")

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Final
 
-from hpcjobs.errors import RequestError
-from hpcjobs.extras import require_packages
+from hpcjobs.errors import RequestError, require_packages
 from hpcjobs.scaling import study as study_file
 from hpcjobs.scaling.study import Size, Study
 from hpcjobs.scaling.study_sweep import submit_study, sweep_of

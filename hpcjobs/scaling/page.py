@@ -22,13 +22,13 @@ from hpcjobs.files import file_name
 from hpcjobs.jobstats.columns import format_energy
 from hpcjobs.pages import PageTable, Picture, Section, figures, render, save_csv, save_parquet, save_text
 from hpcjobs.pages.figures import COLOURS, GREY, INK, add_legend, choose_labels, escape_math, new_figure
-from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scaling.analysis import Analysis, SizeResult
 from hpcjobs.scaling.fits import Interval
 from hpcjobs.scaling.runs import WHOLE_JOBS, suggest_metric
 from hpcjobs.scaling.study import Study
 from hpcjobs.site.library import load_site
 from hpcjobs.site.partition import describe_nodes
+from hpcjobs.slurm_commands import hosts_of
 from hpcjobs.units import format_number, human_duration, number_style
 
 _SLOW: Final = 0.95

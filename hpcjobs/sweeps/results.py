@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
 
-from hpcjobs.errors import RequestError, nearest
-from hpcjobs.extras import require_packages
+from hpcjobs.errors import RequestError, nearest, require_packages
 from hpcjobs.record.figures import LOG_SOURCE, MORE, FigureResult, results_of
 from hpcjobs.record.names import SUMMARY
 from hpcjobs.record.summary import flatten, read_summary

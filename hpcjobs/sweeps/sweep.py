@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from hpcjobs.errors import HpcJobsError, HpcJobsWarning, UnknownJobError
-from hpcjobs.extras import require_packages
+from hpcjobs.errors import HpcJobsError, HpcJobsWarning, UnknownJobError, require_packages
 from hpcjobs.job.layers import make_spec
 from hpcjobs.job.models import Layer
 from hpcjobs.run import submission

@@ -1,19 +1,15 @@
 """Trainers that every site runs: a trainer is a strategy over a workload.
 
-Each module of this package is a trainer, unless its name starts with `_`. It has `main(argv) -> exit code`, runs as
-`python -m hpcjobs.trainers.NAME`, and shows its flags without loading torch.
+The modules of NAMES are trainers. Each has `main(argv) -> exit code`, runs as `python -m hpcjobs.trainers.NAME`, and
+shows its flags without loading torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
 
-
-def names() -> tuple[str, ...]:
-    """The trainers that ship, by file name."""
-    return tuple(sorted(path.stem for path in Path(__file__).parent.glob("[!_]*.py")))
+NAMES = ("ddp", "ddp_scratch", "fsdp", "fsdp_scratch", "horovod", "lightning")
 
 
 def run(name: str, argv: Sequence[str] = (), **flags: str | float | bool | None) -> int:
@@ -21,8 +17,8 @@ def run(name: str, argv: Sequence[str] = (), **flags: str | float | bool | None)
 
     ``run("ddp", workload="mnist", lr=0.1)`` is ``ddp --workload=mnist --lr=0.1``; None leaves a flag out.
     """
-    if name not in names():
-        raise ValueError(f"no trainer is called {name!r}: there are {', '.join(names())}")
+    if name not in NAMES:
+        raise ValueError(f"no trainer is called {name!r}: there are {', '.join(NAMES)}")
     code: int = import_module(f"{__name__}.{name}").main([*argv, *flag_arguments(flags)])
     return code
 

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcjobs.trainers.commandline.config import flag, positive
-from hpcjobs.trainers.commandline.launch import launch
+from hpcjobs.trainers.config import flag, positive
+from hpcjobs.trainers.launch import launch
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import pytest
 from commandline import ok, start
 from waiting import eventually
 
-from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.sandbox import Sandbox
+from hpcjobs.slurm_commands import hosts_of
 
 
 def write_program(workdir: Path) -> Path:

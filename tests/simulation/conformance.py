@@ -38,9 +38,9 @@ from world import World
 from hpcjobs import sandbox as sandboxes
 from hpcjobs import slurm_commands
 from hpcjobs.processes.start import Result
-from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.sandbox import Sandbox, Shape
 from hpcjobs.scheduler.slurm.parse import ACCOUNTED, QUEUED
+from hpcjobs.slurm_commands import hosts_of
 
 LANES, NODES = 6, 2
 PATIENCE_S = float(os.environ.get("PATIENCE_S", "12"))

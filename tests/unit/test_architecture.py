@@ -17,13 +17,14 @@ from hpcjobs.job.models import Job
 from hpcjobs.scheduler.base import connect
 from hpcjobs.scheduler_kind import KINDS
 from hpcjobs.site.models import Site
-from hpcjobs.slurm_commands import NAMES
+from hpcjobs.slurm_commands import NAMES as COMMANDS
+from hpcjobs.trainers import NAMES
 
 PACKAGE = Path(__file__).resolve().parents[2] / "hpcjobs"
 
 # room -> the rooms it may import from, besides itself; `hpcjobs` is the package's own public names.
 GROUND = {"errors", "units", "files", "gpu_errors", "ports", "printable", "processes", "data", "pyz", "templating"}
-GROUND |= {"extras", "guards", "record", "scheduler_kind", "slurm_commands", "user", "wheel"}
+GROUND |= {"guards", "record", "scheduler_kind", "slurm_commands", "user", "wheel"}
 ALLOWED = {
     "torch_state": set[str](),
     "trackers": set[str](),
@@ -35,7 +36,6 @@ ALLOWED = {
     "guards": {"errors", "files"},
     "pyz": {"hpcjobs"},
     "wheel": {"data", "hpcjobs"},
-    "extras": {"errors"},
     "files": set[str](),
     "gpu_errors": set[str](),
     "ports": set[str](),
@@ -45,7 +45,7 @@ ALLOWED = {
     "slurm_commands": set[str](),
     "record": {"files"},
     "node": {"files", "gpu_errors", "processes", "record", "scheduler_kind", "slurm_commands"},
-    "runtime": {"files", "ports", "processes", "record", "torch_state", "trackers"},
+    "runtime": {"files", "ports", "processes", "record", "slurm_commands", "torch_state", "trackers"},
     "trainers": {
         "files",
         "gpu_errors",
@@ -54,6 +54,7 @@ ALLOWED = {
         "record",
         "runtime",
         "scheduler_kind",
+        "slurm_commands",
         "torch_state",
         "trackers",
     },
@@ -103,25 +104,22 @@ ALLOWED = {
     "hpcjobs": {"site", "job", "jobstats", "run", "scaling", "sweeps"},
     "__main__": {"cli"},
 }
-# package of the trainers -> the packages of the trainers it may import from, besides itself
+# part of the trainers, a module or a package -> the parts that it may import from, besides itself
+BASE = {"config", "distributed", "workloads"}
 TRAINERS = {
-    "commandline": set[str](),
+    "config": set[str](),
+    "launch": {"config"},
     "distributed": set[str](),
-    "workloads": {"commandline"},
-    "data": {"commandline", "distributed", "workloads", "optimization"},
-    "optimization": {"commandline", "distributed", "workloads", "strategies"},
-    "checkpoint": {"commandline", "distributed", "workloads", "optimization"},
-    "metrics": {"commandline", "distributed", "workloads", "strategies", "optimization", "checkpoint"},
-    "loop": {
-        "commandline",
-        "distributed",
-        "workloads",
-        "data",
-        "strategies",
-        "optimization",
-        "checkpoint",
-        "metrics",
-    },
+    "workloads": {"config"},
+    "plan": {"config", "workloads"},
+    "data": BASE | {"plan"},
+    "weights": BASE | {"strategies"},
+    "step": BASE | {"plan", "weights", "strategies"},
+    "checkpoint": BASE | {"plan", "weights", "step"},
+    "metrics": BASE | {"plan"},
+    "profiler": BASE | {"step", "checkpoint"},
+    "measure": {"launch", "distributed", "strategies"},
+    "loop": BASE | {"launch", "plan", "data", "strategies", "step", "checkpoint", "metrics", "profiler"},
 }
 STDLIB_ONLY = {
     "files",
@@ -183,15 +181,22 @@ def test_no_module_imports_against_the_direction() -> None:
     assert not wrong
 
 
-def test_the_packages_of_the_trainers_import_in_one_direction() -> None:
+def test_the_parts_of_the_trainers_import_in_one_direction() -> None:
+    paths = {
+        path: path.relative_to(PACKAGE / "trainers").parts[0].removesuffix(".py")
+        for path in modules()
+        if room(path) == "trainers"
+    }
     wrong = {
         f"{path.relative_to(PACKAGE)} imports {name}"
-        for package, allowed in TRAINERS.items()
-        for path in sorted((PACKAGE / "trainers" / package).glob("*.py"))
+        for path, part in paths.items()
         for name in imported(path)
-        if name.startswith("hpcjobs.trainers.") and name.split(".")[2] not in {*allowed, package}
+        if part in TRAINERS
+        and name.startswith("hpcjobs.trainers.")
+        and name.split(".")[2] not in {*TRAINERS[part], part}
     }
     assert not wrong
+    assert set(paths.values()) == {*TRAINERS, *NAMES, "__init__", "strategies"}
 
 
 def test_the_node_side_imports_nothing_but_the_standard_library() -> None:
@@ -248,7 +253,7 @@ def spelled_commands(path: Path) -> Iterator[str]:
             node.elts if isinstance(node, ast.List | ast.Tuple) else node.args if isinstance(node, ast.Call) else []
         )
         first, rest = (getattr(elements[0], "value", None), elements[1:]) if elements else (None, [])
-        if first not in NAMES or not rest:
+        if first not in COMMANDS or not rest:
             continue
         texts = [element.value if isinstance(element, ast.Constant) else None for element in rest]
         is_list = not isinstance(node, ast.Call)
@@ -321,7 +326,7 @@ def test_the_node_side_imports_without_any_other_package(module: str) -> None:
 
 
 def test_a_trainers_config_imports_without_the_submit_side() -> None:
-    python(blocking(SUBMIT_SIDE) + "import hpcjobs.trainers.commandline.config")
+    python(blocking(SUBMIT_SIDE) + "import hpcjobs.trainers.config")
 
 
 def test_the_help_page_loads_nothing_heavy() -> None:

@@ -38,7 +38,7 @@ def bare_packages(tmp_path: Path) -> Path:
 
 
 def test_without_numpy_alone_the_sentence_names_it(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
-    monkeypatch.setattr("hpcjobs.extras.find_spec", lambda name: None if name == "numpy" else name)
+    monkeypatch.setattr("hpcjobs.errors.find_spec", lambda name: None if name == "numpy" else name)
     for table in (hpcjobs.accounting, hpcjobs.scale("work.py", [1], site="local").results):
         with pytest.raises(HpcJobsError, match="needs numpy"):
             table()

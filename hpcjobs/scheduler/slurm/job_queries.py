@@ -15,7 +15,6 @@ from hpcjobs.job.batch import is_batch_script, read_batch_script
 from hpcjobs.job.directives import sbatch_options
 from hpcjobs.job.models import Job
 from hpcjobs.processes.programs import Runner, run
-from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import Estimate, Scheduler
 from hpcjobs.scheduler.slurm.parse import Table, TableRow, read_shown
 from hpcjobs.site.resources import is_option_where
@@ -23,6 +22,7 @@ from hpcjobs.slurm_commands import (
     check_submission,
     cluster_env,
     count_nodes_by_state,
+    hosts_of,
     list_accounted,
     question_env,
     show_job,

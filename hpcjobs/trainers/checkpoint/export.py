@@ -16,10 +16,10 @@ import torch
 
 from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.exits import BadCheckpoint, MissingData, TrainerError, UsageError, print_error
-from hpcjobs.trainers.checkpoint import state as checkpoint
-from hpcjobs.trainers.commandline.config import Parser, add_flags, flag, parse_all, read_flags
-from hpcjobs.trainers.optimization.step import KEY
-from hpcjobs.trainers.optimization.weights import (
+from hpcjobs.trainers import checkpoint
+from hpcjobs.trainers.config import Parser, add_flags, flag, parse_all, read_flags
+from hpcjobs.trainers.step import KEY
+from hpcjobs.trainers.weights import (
     Adapters,
     load_safetensors,
     merge,

@@ -31,8 +31,8 @@ from torch._C._distributed_c10d import PrefixStore
 
 from hpcjobs.files import FULL, find_planted, require_unplanted, write_beside
 from hpcjobs.runtime.exits import PeerLost, TrainerError, UsageError
-from hpcjobs.trainers.commandline.config import Config
-from hpcjobs.trainers.distributed.process_group import RankGroup
+from hpcjobs.trainers.config import Config
+from hpcjobs.trainers.distributed import RankGroup
 
 THREADS = 16
 """A small file costs a parallel file system the time of its requests, during which others can be copied."""

@@ -19,10 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from hpcjobs.runtime.exits import BadData, MissingData, TrainerError, UsageError, print_error
-from hpcjobs.trainers.commandline.config import Parser, add_flags, flag, parse_all, positive, read_flags
-from hpcjobs.trainers.workloads.base import load_package
+from hpcjobs.trainers.config import Parser, add_flags, flag, parse_all, positive, read_flags
+from hpcjobs.trainers.workloads.base import is_saved_dataset, load_package, open_saved_dataset
 from hpcjobs.trainers.workloads.lm import Tokens, TokensInfo, TokenWriter
-from hpcjobs.trainers.workloads.saved_dataset import is_saved_dataset, open_saved_dataset
 
 BYTES = "bytes"
 BATCH_DOCUMENTS = 1000

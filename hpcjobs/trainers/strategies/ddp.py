@@ -26,9 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpcjobs.runtime.exits import UsageError, WorldMismatch
 from hpcjobs.trainers.ddp import DdpFlags
-from hpcjobs.trainers.distributed.mpi import Mpi
-from hpcjobs.trainers.distributed.process_group import RankGroup, describe_shared_cores
-from hpcjobs.trainers.strategies.base import Strategy, Traffic
+from hpcjobs.trainers.distributed import Mpi, RankGroup, describe_shared_cores
+from hpcjobs.trainers.strategies import Strategy, Traffic
 from hpcjobs.trainers.strategies.ddp_scratch import make_buckets
 from hpcjobs.trainers.workloads.base import Workload
 

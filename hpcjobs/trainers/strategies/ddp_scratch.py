@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch import nn
 
 from hpcjobs.trainers.ddp_scratch import DdpScratchFlags
-from hpcjobs.trainers.distributed.process_group import RankGroup
-from hpcjobs.trainers.strategies.base import Strategy, Traffic
+from hpcjobs.trainers.distributed import RankGroup
+from hpcjobs.trainers.strategies import Strategy, Traffic
 from hpcjobs.trainers.workloads.base import Workload
 
 

@@ -14,9 +14,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hpcjobs.runtime.exits import UsageError
-from hpcjobs.trainers.distributed.process_group import RankGroup
+from hpcjobs.trainers.distributed import RankGroup
 from hpcjobs.trainers.fsdp import FsdpFlags
-from hpcjobs.trainers.strategies.base import Strategy, Traffic, blocks_of, choose_blocks
+from hpcjobs.trainers.strategies import Strategy, Traffic, blocks_of, choose_blocks
 from hpcjobs.trainers.workloads.base import Workload
 
 

@@ -31,9 +31,9 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
-from hpcjobs.trainers.distributed.process_group import RankGroup
+from hpcjobs.trainers.distributed import RankGroup
 from hpcjobs.trainers.fsdp_scratch import FsdpScratchFlags
-from hpcjobs.trainers.strategies.base import Strategy, Traffic, blocks_of, choose_blocks
+from hpcjobs.trainers.strategies import Strategy, Traffic, blocks_of, choose_blocks
 from hpcjobs.trainers.workloads.base import GroupedParameters, Workload, group_parameters
 
 # the names before and after torch 2.13

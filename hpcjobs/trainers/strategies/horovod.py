@@ -25,10 +25,17 @@ from torch import nn
 
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import RendezvousError, UsageError, WorldMismatch
-from hpcjobs.trainers.distributed.mpi import SPEAKS, describe_launcher, launcher_supports, shorten_version
-from hpcjobs.trainers.distributed.process_group import RankGroup, open_store, roll_call
+from hpcjobs.trainers.distributed import (
+    SPEAKS,
+    RankGroup,
+    describe_launcher,
+    launcher_supports,
+    open_store,
+    roll_call,
+    shorten_version,
+)
 from hpcjobs.trainers.horovod import HorovodFlags
-from hpcjobs.trainers.strategies.base import Strategy, Traffic
+from hpcjobs.trainers.strategies import Strategy, Traffic
 from hpcjobs.trainers.workloads.base import Workload
 
 try:

@@ -7,6 +7,7 @@ samples, clipping, metrics and checkpoints are the same as in every other traine
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import warnings
 from collections.abc import Iterator
@@ -17,24 +18,25 @@ from typing import Any, Literal
 import torch
 
 from hpcjobs.record.summary import RunSummary
+from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import UsageError
-from hpcjobs.trainers.commandline.launch import Call
-from hpcjobs.trainers.data.loader import TrainingData
-from hpcjobs.trainers.distributed.process_group import RankGroup
+from hpcjobs.trainers.data import TrainingData
+from hpcjobs.trainers.distributed import RankGroup
 from hpcjobs.trainers.fsdp import FsdpFlags
+from hpcjobs.trainers.launch import Call
 from hpcjobs.trainers.lightning import LightningFlags
-from hpcjobs.trainers.loop.run import TrainingRun, open_run
-from hpcjobs.trainers.optimization.step import Stepper, set_learning_rate
-from hpcjobs.trainers.strategies.base import Strategy
+from hpcjobs.trainers.loop import TrainingRun, open_run
+from hpcjobs.trainers.step import Stepper, set_learning_rate
+from hpcjobs.trainers.strategies import Strategy
 from hpcjobs.trainers.strategies.fsdp import Fsdp
 from hpcjobs.trainers.workloads.base import Batch, count_samples, slice_batch
 
 try:
+    from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+    from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.plugins.precision import MixedPrecision
     from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, ParallelStrategy
-
-    from hpcjobs.trainers.strategies.lightning_environment import choose_environment
 except ImportError as error:
     raise UsageError("the trainer lightning needs the package lightning", hint="pip install lightning") from error
 
@@ -119,6 +121,65 @@ def choose_lightning_strategy(flags: LightningFlags, group: RankGroup, *, timeou
     return DDPStrategy(
         cluster_environment=environment, gradient_as_bucket_view=True, timeout=timedelta(seconds=timeout_s)
     )
+
+
+def choose_environment(group: RankGroup) -> ClusterEnvironment:
+    """Return SLURMEnvironment if srun started exactly this world; otherwise ours (torchrun, mpirun, by hand)."""
+    env, variables = group.env, os.environ
+    expected = {
+        "SLURM_STEP_NUM_TASKS": env.world_size,
+        "SLURM_NTASKS": env.world_size,
+        "SLURM_NTASKS_PER_NODE": env.local_world_size,
+        "SLURM_NNODES": len(set(group.hosts)),
+        "SLURM_PROCID": env.rank,
+        "SLURM_LOCALID": env.local_rank,
+    }
+    by_srun = all(variables.get(name) == str(value) for name, value in expected.items())
+    if by_srun and "TORCHELASTIC_RUN_ID" not in variables:
+        return SLURMEnvironment(auto_requeue=False)
+    return LauncherEnvironment(group.env)
+
+
+class LauncherEnvironment(ClusterEnvironment):
+    """The world that a launcher started, as `DistEnv` read it. Lightning starts no process and changes no rank."""
+
+    def __init__(self, env: DistEnv) -> None:
+        super().__init__()
+        self.env = env
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        return True
+
+    @property
+    def main_address(self) -> str:
+        return self.env.master_addr
+
+    @property
+    def main_port(self) -> int:
+        return self.env.master_port or 0
+
+    @staticmethod
+    def detect() -> bool:
+        return False
+
+    def world_size(self) -> int:
+        return self.env.world_size
+
+    def set_world_size(self, size: int) -> None:
+        """The launcher has set it."""
+
+    def global_rank(self) -> int:
+        return self.env.rank
+
+    def set_global_rank(self, rank: int) -> None:
+        """The launcher has set it."""
+
+    def local_rank(self) -> int:
+        return self.env.local_rank
+
+    def node_rank(self) -> int:
+        return self.env.node_rank
 
 
 class ScaledLoss(MixedPrecision):

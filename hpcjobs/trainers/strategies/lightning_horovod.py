@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.trainers.distributed.process_group import RankGroup
+from hpcjobs.trainers.distributed import RankGroup
 from hpcjobs.trainers.strategies.horovod import hvd, make_contiguous, start, start_alone
-from hpcjobs.trainers.strategies.lightning_environment import LauncherEnvironment
+from hpcjobs.trainers.strategies.lightning import LauncherEnvironment
 
 OPERATIONS = {"sum": hvd.Sum, "mean": hvd.Average, "avg": hvd.Average, "min": hvd.Min, "max": hvd.Max}
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from hpcjobs.runtime.exits import UsageError
-from hpcjobs.trainers.commandline.config import Config, find_function
+from hpcjobs.trainers.config import Config, find_function
 
 if TYPE_CHECKING:
     from hpcjobs.trainers.workloads.base import Workload

@@ -30,7 +30,7 @@ from torch import nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from hpcjobs.runtime.exits import BadData, MissingData, UsageError
-from hpcjobs.trainers.commandline.config import Config
+from hpcjobs.trainers.config import Config
 from hpcjobs.trainers.workloads.base import (
     Batch,
     Dataset,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from hpcjobs.trainers.commandline.config import Config
+from hpcjobs.trainers.config import Config
 from hpcjobs.trainers.workloads.base import Batch, Workload, classification_score
 
 SIDE_CPU, SIDE_GPU = 2048, 8192  # large enough that a product takes milliseconds

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from hpcjobs.runtime.exits import BadData, MissingData
-from hpcjobs.trainers.commandline.config import Config
+from hpcjobs.trainers.config import Config
 from hpcjobs.trainers.workloads.base import Batch, Workload, classification_loss, classification_score, move_numbers
 
 Pixels = npt.NDArray[np.uint8]

@@ -19,17 +19,18 @@ import torch
 from torch import nn
 
 from hpcjobs.runtime.exits import BadData, MissingData
-from hpcjobs.trainers.commandline.config import Config
+from hpcjobs.trainers.config import Config
 from hpcjobs.trainers.workloads.base import (
     Batch,
     Dataset,
     Workload,
     classification_score,
+    is_saved_dataset,
     load_package,
+    load_saved_dataset,
     move_numbers,
     smoothed_loss,
 )
-from hpcjobs.trainers.workloads.saved_dataset import is_saved_dataset, load_saved_dataset
 from hpcjobs.trainers.workloads.tar_shards import TarShards
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")

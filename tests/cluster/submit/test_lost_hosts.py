@@ -20,9 +20,9 @@ from waiting import eventually
 
 from hpcjobs import sandbox as sandboxes
 from hpcjobs.run.progress import newest_samples
-from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.sandbox import Sandbox
 from hpcjobs.sandbox.folder import folder_at, recorded_daemons
+from hpcjobs.slurm_commands import hosts_of
 
 COUNT = """
 import time

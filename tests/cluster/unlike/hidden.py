@@ -21,9 +21,9 @@ from shared import shared_folder
 from waiting import eventually
 
 from hpcjobs import sandbox as sandboxes
-from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.sandbox import Sandbox, Shape
 from hpcjobs.site.rehearsal import current
+from hpcjobs.slurm_commands import hosts_of
 
 SETTINGS = {
     "AccountingStorageType": "accounting_storage/none",

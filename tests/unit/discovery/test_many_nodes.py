@@ -14,7 +14,7 @@ from recorded import put_on_path
 from scripted_slurm import answer
 
 from hpcjobs.discovery.slurm_config import mean_nodes
-from hpcjobs.runtime.hostlist import hosts_of
+from hpcjobs.slurm_commands import hosts_of
 
 NODES = 100_000
 PARTITION = "PartitionName={} AllowGroups=ALL State=UP TotalCPUs={} TotalNodes={} TRES=cpu={},mem={}M Nodes={}\n"

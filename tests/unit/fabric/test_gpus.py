@@ -15,7 +15,7 @@ from hpcjobs.fabric.check import Failed, HostGroup, measure_gpus, requests_gpus
 from hpcjobs.fabric.verdict import Findings, NodeMeasurements, judge_gpus
 from hpcjobs.record.fabric import FabricPoint, GpuReport
 from hpcjobs.record.values import convert
-from hpcjobs.trainers.metrics import gpus as measuring
+from hpcjobs.trainers import measure as measuring
 
 FOREIGN = ("SLURM", "PMI", "OMPI", "HPCJOBS", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_")
 
@@ -85,7 +85,7 @@ def clean_environment(tmp_path: Path) -> dict[str, str]:
 
 def test_each_process_measures_and_checks_its_own_device_and_all_sum_together(tmp_path: Path) -> None:
     file = tmp_path / "gpus.json"
-    command = [sys.executable, "-m", "hpcjobs.trainers.metrics.gpus"]
+    command = [sys.executable, "-m", "hpcjobs.trainers.measure"]
     command += ["--json", str(file), "--device", "cpu", "--processes", "2"]
     done = subprocess.run(command, env=clean_environment(tmp_path), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done

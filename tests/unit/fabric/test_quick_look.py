@@ -17,7 +17,7 @@ class Hanging(HostGroup):
     """A node on which neither the CUDA and MPI program nor an all-reduce ends."""
 
     def module(self, hosts: Sequence[str], name: str, *arguments: str, mpi: str | None) -> list[str]:
-        hangs = name.endswith(("matmul", "sweep"))
+        hangs = name.endswith("matmul") or "--over" in arguments
         return ["sleep", "600"] if hangs else super().module(hosts, name, *arguments, mpi=mpi)
 
 

@@ -11,8 +11,8 @@ pytest.importorskip("horovod.torch", exc_type=ImportError)
 from conftest import Runs
 
 from hpcjobs.runtime import checkpoints
+from hpcjobs.trainers import checkpoint
 from hpcjobs.trainers.checkpoint import export
-from hpcjobs.trainers.checkpoint import state as checkpoint
 
 LM = "--workload lm --sequence-length 32 --train-samples 1024 --log-every 1 --batch-size 8 --clip-norm 1"
 ODD = "--workload lm --sequence-length 32 --train-samples 25 --epochs 2 --batch-size 4 --log-every 1"

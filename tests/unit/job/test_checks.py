@@ -11,11 +11,12 @@ import pytest
 from commandline import ok, within
 
 import hpcjobs
+from hpcjobs import trainers
 from hpcjobs.cli.submit import submit
 from hpcjobs.errors import RequestError
-from hpcjobs.job.program import options_of_submit, trainers
+from hpcjobs.job.program import options_of_submit
 from hpcjobs.site.resources import OPTIONS, Treatment
-from hpcjobs.trainers.commandline.config import check_arguments
+from hpcjobs.trainers.config import check_arguments
 
 HERE = ("--site", "local")
 
@@ -87,8 +88,8 @@ def test_the_help_of_a_trainer_is_printed_and_not_submitted(here: Path) -> None:
 
 def test_every_trainer_reads_its_flags_without_torch() -> None:
     code = "import sys\nfor name in ('torch', 'numpy', 'lightning', 'horovod'): sys.modules[name] = None\n"
-    code += "from hpcjobs.trainers.commandline.config import check_arguments\n"
-    code += f"for trainer in {trainers()}: check_arguments(trainer, ['--epochs', '3'])\n"
+    code += "from hpcjobs.trainers.config import check_arguments\n"
+    code += f"for trainer in {trainers.NAMES}: check_arguments(trainer, ['--epochs', '3'])\n"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert check_arguments("ddp", ["--workload", "lm"]) == "lm"
 

@@ -99,7 +99,7 @@ def try_disk(kind: str, keep: int, options: str, name: str) -> dict[str, object]
 
 def main(kind: str, keep: int) -> None:
     if kind != "kit":
-        import hpcjobs.trainers.loop.run  # noqa: F401 (once, for all children)
+        import hpcjobs.trainers.loop  # noqa: F401 (once, for all children)
     pages, inodes = SIZES[kind]
     for count in pages:
         print(

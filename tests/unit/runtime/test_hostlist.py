@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcjobs.runtime.hostlist import hosts_of
+from hpcjobs.slurm_commands import hosts_of
 
 
 @pytest.mark.parametrize(

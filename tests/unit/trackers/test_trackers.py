@@ -217,7 +217,7 @@ def test_a_missing_package_is_refused_before_anything_starts(tmp_path: Path, mon
     import importlib.util
 
     from hpcjobs.runtime.exits import UsageError
-    from hpcjobs.runtime.tracking import require_trackers
+    from hpcjobs.runtime.step_log import require_trackers
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"metrics for wandb need its package. Hint: pip install 'hpcjobs\[wandb\]'"):

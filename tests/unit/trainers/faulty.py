@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from worlds import Points, noisy_points
 
-from hpcjobs.trainers.commandline.config import Config
+from hpcjobs.trainers.config import Config
 from hpcjobs.trainers.workloads.base import Batch, Workload
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from worlds import points
 
-from hpcjobs.trainers.commandline.config import Config
+from hpcjobs.trainers.config import Config
 from hpcjobs.trainers.workloads.base import Batch, Workload
 
 WIDTH, VOCABULARY = 16, 24

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 COPIES = multiprocessing.get_context("forkserver")
 TORCH = ("torch.nn.parallel", "torch.distributed.fsdp", "torch._dynamo")  # the last one with the first optimizer
-COPIES.set_forkserver_preload(["pytest", "hpcjobs.trainers.loop.run", *TORCH])
+COPIES.set_forkserver_preload(["pytest", "hpcjobs.trainers.loop", *TORCH])
 
 
 class Rank:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hpcjobs.trainers.commandline.config import Config
+from hpcjobs.trainers.config import Config
 from hpcjobs.trainers.workloads.base import Batch, Score, Workload, classification_score
 
 

@@ -10,7 +10,7 @@ import pytest
 from hpcjobs import trainers
 from hpcjobs.record.summary import RunSummary
 from hpcjobs.runtime import checkpoints
-from hpcjobs.trainers.checkpoint.state import ShardBuffers
+from hpcjobs.trainers.checkpoint import ShardBuffers
 
 from ..conftest import World, worlds_path
 from ..fsdp_here import needs_fsdp

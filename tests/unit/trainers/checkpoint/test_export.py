@@ -10,8 +10,8 @@ from torch import nn
 
 from hpcjobs.runtime.exits import BadData
 from hpcjobs.trainers.checkpoint import export
-from hpcjobs.trainers.commandline.config import Config
-from hpcjobs.trainers.optimization.weights import load_weights, write_weights
+from hpcjobs.trainers.config import Config
+from hpcjobs.trainers.weights import load_weights, write_weights
 from hpcjobs.trainers.workloads import load_workload
 
 from ..conftest import Runs

@@ -24,7 +24,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("name", trainers.names())
+@pytest.mark.parametrize("name", trainers.NAMES)
 def test_help_is_shown_without_loading_torch(name: str) -> None:
     code = f"""
 import sys
@@ -46,7 +46,7 @@ import sys
 for name in {BLOCKED!r}:
     sys.modules[name] = None
 import hpcjobs.runtime.dist, hpcjobs.runtime.exits, hpcjobs.record.summary
-import hpcjobs.trainers.commandline.config, hpcjobs.trainers.loop.run, hpcjobs.trainers.ddp
+import hpcjobs.trainers.config, hpcjobs.trainers.loop, hpcjobs.trainers.ddp
 """
     done = python(code)
     assert done.returncode == 0, done.stderr
@@ -93,10 +93,9 @@ def test_an_unknown_trainer_is_refused_by_name() -> None:
 def test_pythons_collector_is_off_while_torch_is_loaded_and_is_left_as_it_was(
     flags: tuple[str, ...], trains: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from hpcjobs.trainers.commandline import launch
-    from hpcjobs.trainers.loop import run
+    from hpcjobs.trainers import launch, loop
 
-    loop, load = run.run_loop, launch.import_object
+    run_loop, load = loop.run_loop, launch.import_object
     loading, collecting, holding = [], [], []
 
     def loaded(dotted: str) -> Any:
@@ -106,10 +105,10 @@ def test_pythons_collector_is_off_while_torch_is_loaded_and_is_left_as_it_was(
     def watched(*given: Any) -> None:
         collecting.append(gc.isenabled())
         holding.append(gc.get_freeze_count())
-        loop(*given)
+        run_loop(*given)
 
     monkeypatch.setattr(launch, "import_object", loaded)
-    monkeypatch.setattr(run, "run_loop", watched)
+    monkeypatch.setattr(loop, "run_loop", watched)
     monkeypatch.chdir(tmp_path)
     code = trainers.run("ddp", ["--workload", "mnist", *flags])
     assert (code == 0) is trains

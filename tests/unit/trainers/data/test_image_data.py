@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hpcjobs import trainers
-from hpcjobs.trainers.data.loader import EpochOrder, Loader
+from hpcjobs.trainers.data import EpochOrder, Loader
 from hpcjobs.trainers.workloads.resnet50 import open_images
 from hpcjobs.trainers.workloads.tar_shards import TarShards, read_index
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from hpcjobs.trainers.commandline.config import Config
-from hpcjobs.trainers.data.loader import EpochOrder, Loader
-from hpcjobs.trainers.optimization.plan import plan_training
+from hpcjobs.trainers.config import Config
+from hpcjobs.trainers.data import EpochOrder, Loader
+from hpcjobs.trainers.plan import plan_training
 from hpcjobs.trainers.workloads.base import Batch
 
 from .. import worlds

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpcjobs.trainers.data.loader import EpochOrder, Loader, prefetch
+from hpcjobs.trainers.data import EpochOrder, Loader, prefetch
 from hpcjobs.trainers.workloads.lm import SyntheticTokens
 from hpcjobs.trainers.workloads.matmul import Numbers
 from hpcjobs.trainers.workloads.resnet50 import SyntheticImages

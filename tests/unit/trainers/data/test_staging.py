@@ -18,7 +18,7 @@ from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import TrainerError
 from hpcjobs.trainers.data import staging
 from hpcjobs.trainers.data.staging import CopyProgress, Staging
-from hpcjobs.trainers.distributed.process_group import RankGroup
+from hpcjobs.trainers.distributed import RankGroup
 
 from ..conftest import Runs, World
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hpcjobs import trainers
-from hpcjobs.trainers.commandline.config import Config
+from hpcjobs.trainers.config import Config
 from hpcjobs.trainers.data import tokenize
 from hpcjobs.trainers.workloads import load_workload
 from hpcjobs.trainers.workloads.lm import TokensInfo, map_tokens, token_windows

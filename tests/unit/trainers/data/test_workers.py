@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpcjobs.trainers.data.loader import Stream, choose_workers
-from hpcjobs.trainers.distributed.process_group import count_cores_per_rank
+from hpcjobs.trainers.data import Stream, choose_workers
+from hpcjobs.trainers.distributed import count_cores_per_rank
 from hpcjobs.trainers.workloads.lm import SyntheticTokens
 
 from ..conftest import World, worlds_path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcjobs.trainers.distributed.process_group import describe_shared_cores, format_cores
+from hpcjobs.trainers.distributed import describe_shared_cores, format_cores
 
 
 def test_cores_are_written_as_taskset_takes_them() -> None:

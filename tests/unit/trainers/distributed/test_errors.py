@@ -13,7 +13,8 @@ from gpu_error_texts import GpuErrorText, read_texts
 
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import BadConfiguration, ExitCode, GpuFault, TrainerError, UsageError
-from hpcjobs.trainers.distributed.process_group import choose_device, requests_gpus, translate_error
+from hpcjobs.trainers import distributed
+from hpcjobs.trainers.distributed import choose_device, requests_gpus, translate_error
 
 RANK_3 = DistEnv(3, 1, 4, 2, 1, "n1", 29500, "torchrun")
 CODES = {
@@ -154,17 +155,15 @@ def test_more_ranks_on_a_node_than_gpus_are_refused(visible: int, local_ranks: i
 def test_the_process_group_is_formed_with_its_device_and_an_explicit_timeout(
     device: str, backends: str, bound: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hpcjobs.trainers.distributed import process_group
-
     given: dict[str, object] = {}
 
     def record(backend: Sequence[str], **options: object) -> None:
         given.update(options, backend=backend)
 
     monkeypatch.setattr(dist, "init_process_group", record)
-    process_group.init_process_group(torch.device(device), RANK_3, dist.HashStore())
+    distributed.init_process_group(torch.device(device), RANK_3, dist.HashStore())
     assert given["backend"] == backends
     assert given["device_id"] == (torch.device(device) if bound else None)
-    assert given["timeout"] == process_group.COLLECTIVE_TIMEOUT["nccl" if bound else "gloo"]
-    process_group.init_process_group(torch.device(device), RANK_3, dist.HashStore(), stall_after_s=7200)
+    assert given["timeout"] == distributed.COLLECTIVE_TIMEOUT["nccl" if bound else "gloo"]
+    distributed.init_process_group(torch.device(device), RANK_3, dist.HashStore(), stall_after_s=7200)
     assert given["timeout"] == timedelta(hours=4), "the watchdog's verdict comes first"

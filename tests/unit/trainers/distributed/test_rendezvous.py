@@ -7,7 +7,7 @@ import socket
 
 from torch._C._distributed_c10d import HashStore
 
-from hpcjobs.trainers.distributed import process_group
+from hpcjobs.trainers import distributed
 
 from ..conftest import World, worlds_path
 
@@ -85,9 +85,9 @@ def test_ranks_have_the_names_of_slurms_nodes_unless_a_launcher_sent_the_first_o
     by_slurm = claims(["cn-a.site", "n1"], ["cn-b.site", "n2"])
     sent_to_all = claims(["cn-a.site", "n1"], ["cn-b.site", "n1"])
     several_on_one_machine = claims(["machine", "n1"], ["machine", "n2"])
-    assert process_group.node_names(by_slurm, ["0", "1"]) == ["n1", "n2"]
-    assert process_group.node_names(sent_to_all, ["0", "1"]) == ["cn-a.site", "cn-b.site"]
-    assert process_group.node_names(several_on_one_machine, ["0", "1"]) == ["n1", "n2"]
+    assert distributed.node_names(by_slurm, ["0", "1"]) == ["n1", "n2"]
+    assert distributed.node_names(sent_to_all, ["0", "1"]) == ["cn-a.site", "cn-b.site"]
+    assert distributed.node_names(several_on_one_machine, ["0", "1"]) == ["n1", "n2"]
 
 
 def claims(*hosts_and_nodes: list[str]) -> HashStore:

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.trainers.distributed.process_group import RankGroup
-from hpcjobs.trainers.metrics import profiler
-from hpcjobs.trainers.metrics.profiler import Probe, measure_free_bytes
+from hpcjobs.trainers import profiler
+from hpcjobs.trainers.distributed import RankGroup
+from hpcjobs.trainers.profiler import Probe, measure_free_bytes
 
 from ..conftest import Runs
 from ..fsdp_here import needs_fsdp, runnable

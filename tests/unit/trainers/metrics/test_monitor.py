@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from hpcjobs.record.monitor import Load
-from hpcjobs.trainers.distributed.process_group import RankGroup
-from hpcjobs.trainers.metrics.monitor import Monitor, summed_up
+from hpcjobs.trainers.distributed import RankGroup
+from hpcjobs.trainers.metrics import Monitor, summed_up
 
 from ..conftest import World, worlds_path
 

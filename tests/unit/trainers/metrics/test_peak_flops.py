@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hpcjobs.record.summary import RunSummary, Throughput
-from hpcjobs.trainers.loop.run import describe_result
-from hpcjobs.trainers.metrics.recorder import PEAKS, peak_flops_per_s
+from hpcjobs.trainers.loop import describe_result
+from hpcjobs.trainers.metrics import PEAKS, peak_flops_per_s
 
 DOCS = Path(__file__).parents[4] / "docs" / "metrics.md"
 

@@ -11,8 +11,8 @@ import torch
 
 from hpcjobs import trainers
 from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.trainers.distributed.process_group import RankGroup
-from hpcjobs.trainers.metrics.profiler import record_memory
+from hpcjobs.trainers.distributed import RankGroup
+from hpcjobs.trainers.profiler import record_memory
 
 from ..conftest import World, worlds_path
 

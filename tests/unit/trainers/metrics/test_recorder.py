@@ -18,13 +18,13 @@ from hpcjobs.runtime import watchdog
 from hpcjobs.runtime.checkpoints import CheckpointMeta
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.watchdog import Watchdog
-from hpcjobs.trainers.commandline.config import Config
-from hpcjobs.trainers.commandline.launch import Call
-from hpcjobs.trainers.data.loader import EpochOrder
-from hpcjobs.trainers.distributed.process_group import RankGroup
-from hpcjobs.trainers.loop.run import make_watchdog, set_numerics
-from hpcjobs.trainers.metrics.recorder import Meter, Recorder
-from hpcjobs.trainers.optimization.plan import grow_synthetic, plan_training
+from hpcjobs.trainers.config import Config
+from hpcjobs.trainers.data import EpochOrder
+from hpcjobs.trainers.distributed import RankGroup
+from hpcjobs.trainers.launch import Call
+from hpcjobs.trainers.loop import make_watchdog, set_numerics
+from hpcjobs.trainers.metrics import Meter, Recorder
+from hpcjobs.trainers.plan import grow_synthetic, plan_training
 from hpcjobs.trainers.workloads import load_workload
 from hpcjobs.trainers.workloads.lm import lm
 

@@ -11,10 +11,10 @@ import torch
 
 from hpcjobs import trainers
 from hpcjobs.runtime import checkpoints
+from hpcjobs.trainers import checkpoint
 from hpcjobs.trainers.checkpoint import export
-from hpcjobs.trainers.checkpoint import state as checkpoint
 from hpcjobs.trainers.data import tokenize
-from hpcjobs.trainers.optimization.weights import read_weights
+from hpcjobs.trainers.weights import read_weights
 
 from ..conftest import Runs
 from ..fsdp_here import runnable

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from hpcjobs.runtime.exits import UsageError
-from hpcjobs.trainers.commandline.config import Config
-from hpcjobs.trainers.optimization.plan import plan_training
-from hpcjobs.trainers.optimization.step import (
+from hpcjobs.trainers.config import Config
+from hpcjobs.trainers.plan import plan_training
+from hpcjobs.trainers.step import (
     apply_optimizer_flags,
     averaged_weights,
     build_optimizer,

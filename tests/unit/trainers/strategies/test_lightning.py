@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.trainers.distributed.process_group import RankGroup
+from hpcjobs.trainers.distributed import RankGroup
 
 from ..conftest import Runs
 
@@ -44,7 +44,7 @@ def test_the_short_last_step_of_an_epoch_counts_its_passes_by_their_samples(rank
 
 
 def test_under_srun_it_is_lightnings_own_slurm_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hpcjobs.trainers.strategies.lightning_environment import SLURMEnvironment, choose_environment
+    from hpcjobs.trainers.strategies.lightning import SLURMEnvironment, choose_environment
 
     for name, value in SRUN.items():
         monkeypatch.setenv(name, value)
@@ -63,7 +63,7 @@ def test_under_srun_it_is_lightnings_own_slurm_environment(monkeypatch: pytest.M
 def test_under_any_other_launcher_it_is_the_place_that_we_read(
     variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hpcjobs.trainers.strategies.lightning_environment import LauncherEnvironment, choose_environment
+    from hpcjobs.trainers.strategies.lightning import LauncherEnvironment, choose_environment
 
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from hpcjobs.trainers.commandline.config import Config
-from hpcjobs.trainers.strategies.base import find_blocks
+from hpcjobs.trainers.config import Config
+from hpcjobs.trainers.strategies import find_blocks
 from hpcjobs.trainers.workloads import load_workload
 
 from ..conftest import Runs, World, worlds_path

@@ -15,10 +15,10 @@ from torch.utils.data import IterableDataset
 
 from hpcjobs import trainers
 from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.trainers.commandline.config import Config
-from hpcjobs.trainers.data.loader import Stream, TrainingData, adapt_training_data
-from hpcjobs.trainers.distributed.process_group import RankGroup
-from hpcjobs.trainers.optimization.plan import TrainingPlan, make_schedule
+from hpcjobs.trainers.config import Config
+from hpcjobs.trainers.data import Stream, TrainingData, adapt_training_data
+from hpcjobs.trainers.distributed import RankGroup
+from hpcjobs.trainers.plan import TrainingPlan, make_schedule
 from hpcjobs.trainers.workloads.base import ParameterGroup, Workload, classification_loss
 
 from ..conftest import REPOSITORY, Runs

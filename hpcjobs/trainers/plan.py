@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from hpcjobs.runtime.exits import BadData, UsageError
-from hpcjobs.trainers.commandline.config import Config
+from hpcjobs.trainers.config import Config
 from hpcjobs.trainers.workloads.base import Schedule, Workload
 
 WSD_DECAY_SHARE = 0.2  # of the steps, at the end; 0.1 to 0.2 serve (Hu et al. 2024, Hägele et al. 2024)

@@ -23,7 +23,7 @@ from types import ModuleType, NoneType
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from hpcjobs.runtime.exits import UsageError
-from hpcjobs.runtime.tracking import TRACKERS
+from hpcjobs.trackers import TRACKERS
 
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
@@ -291,7 +291,10 @@ class Config:
         metavar="S",
     )
     log_to: tuple[str, ...] = flag(
-        (), "copy metrics to these programs, without a network into the run folder", choices=TRACKERS, metavar="PROGRAM"
+        (),
+        "copy metrics to these programs, without a network into the run folder",
+        choices=tuple(TRACKERS),
+        metavar="PROGRAM",
     )
     run_dir: str | None = flag(None, "folder for metrics, summary, checkpoints", metavar="DIR")
     rendezvous_timeout_s: float = flag(60.0, "wait so long for all ranks", parse=positive(float))

@@ -20,11 +20,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from hpcjobs.runtime.exits import UsageError
-from hpcjobs.trainers.commandline.config import Config
-from hpcjobs.trainers.distributed.process_group import RankGroup
-from hpcjobs.trainers.optimization.plan import TrainingPlan
-from hpcjobs.trainers.optimization.weights import Adapters, add_adapters, list_saved, load_weights
-from hpcjobs.trainers.strategies.base import (
+from hpcjobs.trainers.config import Config
+from hpcjobs.trainers.distributed import RankGroup
+from hpcjobs.trainers.plan import TrainingPlan
+from hpcjobs.trainers.strategies import (
     Skeleton,
     Strategy,
     build_skeleton,
@@ -33,6 +32,7 @@ from hpcjobs.trainers.strategies.base import (
     materialize,
     synchronize_batch_norms,
 )
+from hpcjobs.trainers.weights import Adapters, add_adapters, list_saved, load_weights
 from hpcjobs.trainers.workloads.base import (
     Batch,
     GroupedParameters,

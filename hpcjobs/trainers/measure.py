@@ -1,9 +1,12 @@
-"""``python -m hpcjobs.trainers.metrics.gpus``: one process for each GPU measures it, and the links between GPUs.
+"""``python -m hpcjobs.trainers.measure``: the figures of GPUs and of all-reduce, for the health check of nodes.
 
 Start it once on each node: it starts a process for each visible GPU, and all processes form one world. Each process
 checks a product of integer matrices against the exact result, multiplies large bf16 matrices, copies within the memory
 of its GPU, and copies to the other GPUs of the node, one GPU of a node at a time. Then NCCL sums within nodes and over
 all nodes. Rank 0 writes the figures.
+
+With ``--over`` every rank of a launch runs it, like a trainer: all-reduces by size, over torch's group, Horovod or MPI
+(mpi4py). The time of a round is that of the slowest rank, and the best of several rounds counts.
 """
 
 from __future__ import annotations
@@ -25,10 +28,9 @@ import torch.distributed as dist
 
 from hpcjobs.ports import find_free_port
 from hpcjobs.runtime.dist import DistEnv, gpus_on_node
-from hpcjobs.runtime.exits import ExitCode, TrainerError
-from hpcjobs.trainers.commandline.launch import report
-from hpcjobs.trainers.distributed.process_group import RankGroup, join_world
-from hpcjobs.trainers.metrics.sweep import list_sizes, measure
+from hpcjobs.runtime.exits import ExitCode, RendezvousError, TrainerError
+from hpcjobs.trainers.distributed import Mpi, RankGroup, join_world
+from hpcjobs.trainers.launch import report
 
 ROUNDS = 5
 CLOCKS_S = 0.3
@@ -236,13 +238,99 @@ def become_rank(flags: argparse.Namespace, variables: Mapping[str, str]) -> NoRe
     sys.exit(run_rank(flags))
 
 
+def over_horovod(group: RankGroup) -> tuple[str, Reduce]:
+    """All-reduce by Horovod, started as in the trainer."""
+    from hpcjobs.trainers.strategies.horovod import hvd, start
+
+    name = start(group.env, group.hosts, controller="auto", share=group.from_first, log=lambda _: None)
+    return name, lambda values: hvd.allreduce_(values, op=hvd.Sum, name="sweep")
+
+
+def over_mpi(group: RankGroup) -> tuple[str, Reduce]:
+    """All-reduce by MPI. Raises WorldMismatch if MPI cannot start on all ranks."""
+    return "mpi", Mpi.of(group).sum
+
+
+LEAST = 1 << 10
+Reduce = Callable[[torch.Tensor], None]
+"""Sums a tensor over all ranks, in place."""
+
+
+def over_group(group: RankGroup) -> tuple[str, Reduce]:
+    """All-reduce by torch.distributed, with the backend of the device."""
+
+    def reduce(values: torch.Tensor) -> None:
+        dist.all_reduce(values)
+        synchronize(values.device)
+
+    return group.backend, reduce
+
+
+OVER = {"group": over_group, "horovod": over_horovod, "mpi": over_mpi}
+
+
+def list_sizes(most: int) -> list[int]:
+    """1 KiB, 4 KiB, 16 KiB … up to ``most`` bytes."""
+    byte_counts = [LEAST]
+    while byte_counts[-1] * 4 <= most:
+        byte_counts.append(byte_counts[-1] * 4)
+    return byte_counts
+
+
+def measure(reduce: Reduce, group: RankGroup, size: int, *, expected: int | None = None) -> float:
+    """Seconds for one all-reduce of ``size`` bytes of fp32, on the slowest rank.
+
+    Args:
+        expected: the sum of ones [the world size].
+
+    Raises:
+        RendezvousError: the sum is wrong: not all ranks took part.
+    """
+    values = torch.ones(size // 4, device=group.device)
+    worst = []
+    for _ in range(1 + (10 if size <= 1 << 20 else 4)):
+        values.fill_(1.0)
+        group.barrier()
+        began = time.perf_counter()
+        reduce(values)
+        worst.append(float(group.max(torch.tensor([time.perf_counter() - began], dtype=torch.float64))))
+    ranks = group.world_size if expected is None else expected
+    if not bool((values == ranks).all()):
+        raise RendezvousError(f"a sum over {ranks} ranks came out as {values[0].item():g}")
+    return min(worst[1:])  # the first one opens connections
+
+
+def sweep(flags: argparse.Namespace) -> int:
+    """Time all-reduces as one rank of a launch."""
+    try:
+        with join_world(DistEnv.from_environ(os.environ), device="auto", timeout_s=60) as group:
+            name, reduce = OVER[flags.over](group)
+            points = [{"bytes": size, "seconds": measure(reduce, group, size)} for size in list_sizes(flags.most)]
+    except TrainerError as error:
+        return report(error)
+    if group.rank == 0:
+        for point in points:
+            print(f"{name}: {point['bytes']:>11,.0f} bytes {1e6 * point['seconds']:10.1f} µs")
+        flags.json.write_text(json.dumps({"over": name, "world_size": group.world_size, "allreduce": points}))
+    return 0
+
+
+def _bytes(text: str) -> int:
+    scale = {"K": 1 << 10, "M": 1 << 20}
+    return int(text[:-1]) * scale[text[-1]] if text[-1] in scale else int(text)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="gpus", description=__doc__)
+    parser = argparse.ArgumentParser(prog="measure", description=__doc__)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--processes", type=int, help="[one for each GPU that is visible]")
     parser.add_argument("--no-collectives", action="store_true")
+    parser.add_argument("--over", choices=list(OVER), help="time all-reduces alone, by this library")
+    parser.add_argument("--most", type=_bytes, default="64M", help="largest of them; K and M are understood [64M]")
     flags = parser.parse_args(argv)
+    if flags.over is not None:
+        return sweep(flags)
     count = flags.processes or torch.cuda.device_count()
     if count == 0:
         print("error: no GPU is visible here", file=sys.stderr)

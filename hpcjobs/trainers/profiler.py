@@ -26,10 +26,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from hpcjobs.runtime.exits import UsageError, print_error
-from hpcjobs.trainers.checkpoint.state import own_generators, set_own_generators
-from hpcjobs.trainers.commandline.config import StepRange
-from hpcjobs.trainers.distributed.process_group import RankGroup
-from hpcjobs.trainers.optimization.step import Stepper
+from hpcjobs.trainers.checkpoint import own_generators, set_own_generators
+from hpcjobs.trainers.config import StepRange
+from hpcjobs.trainers.distributed import RankGroup
+from hpcjobs.trainers.step import Stepper
 from hpcjobs.trainers.workloads.base import Batch
 
 PROFILES, SNAPSHOTS = "profile", "memory"

@@ -23,7 +23,7 @@ from hpcjobs.record.summary import RunSummary
 from hpcjobs.runtime.dist import DistEnv, refuse_other_world
 from hpcjobs.runtime.exits import AlreadyReported, ExitCode, Requeue, TrainerError, UsageError, flush, print_error
 from hpcjobs.runtime.signals import Stop, control_dir, ignore, listen
-from hpcjobs.trainers.commandline.config import (
+from hpcjobs.trainers.config import (
     Config,
     Parser,
     add_flags,
@@ -85,7 +85,7 @@ def launch(
     argv: Sequence[str] | None,
     *,
     strategy: str,
-    train: str = "hpcjobs.trainers.loop.run:train",
+    train: str = "hpcjobs.trainers.loop:train",
 ) -> int:
     """Run `strategy` ("module:Class", made with the values of `flags`) in the loop `train`; the exit code."""
     config = Config()
@@ -108,8 +108,8 @@ def launch(
     finally:
         if stop is not None:  # a signal while the interpreter ends would make a failure of a completed run
             ignore()
-        if "hpcjobs.trainers.distributed.process_group" in sys.modules:
-            import_object("hpcjobs.trainers.distributed.process_group:release_groups")()
+        if "hpcjobs.trainers.distributed" in sys.modules:
+            import_object("hpcjobs.trainers.distributed:release_groups")()
         flush()
     return ExitCode.OK
 

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from hpcjobs.runtime.exits import BadCheckpoint, BadData, MissingData, UsageError
-from hpcjobs.trainers.commandline.config import Config
-from hpcjobs.trainers.distributed.process_group import RankGroup
-from hpcjobs.trainers.strategies.base import blocks_of, choose_blocks
+from hpcjobs.trainers.config import Config
+from hpcjobs.trainers.distributed import RankGroup
+from hpcjobs.trainers.strategies import blocks_of, choose_blocks
 from hpcjobs.trainers.workloads.base import Workload, load_package
 
 SHOWN_NAMES = 3

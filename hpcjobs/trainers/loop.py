@@ -26,22 +26,21 @@ from hpcjobs.runtime.checkpoint_writer import CheckpointKeeper
 from hpcjobs.runtime.checkpoints import CheckpointMeta
 from hpcjobs.runtime.exits import LossNotFinite, Requeue, StorageFault, UnequalData, UsageError, print_error
 from hpcjobs.runtime.signals import JobControl, StopAgreement
-from hpcjobs.runtime.tracking import Trackers, open_trackers, require_trackers
+from hpcjobs.runtime.step_log import Trackers, open_trackers, require_trackers
 from hpcjobs.runtime.watchdog import Watchdog
 from hpcjobs.trackers import TrackedRun
-from hpcjobs.trainers.checkpoint import state as states
-from hpcjobs.trainers.checkpoint.state import CheckpointWriter, WriterGroup
-from hpcjobs.trainers.commandline.config import Config
-from hpcjobs.trainers.commandline.launch import Call, collect_new_objects
-from hpcjobs.trainers.data.loader import HeldOutOrder, Loader, TrainingData, adapt_datasets, resolve_workers
+from hpcjobs.trainers import checkpoint as states
+from hpcjobs.trainers.checkpoint import CheckpointWriter, WriterGroup
+from hpcjobs.trainers.config import Config
+from hpcjobs.trainers.data import HeldOutOrder, Loader, TrainingData, adapt_datasets, resolve_workers
 from hpcjobs.trainers.data.staging import stage_data
-from hpcjobs.trainers.distributed.process_group import RankGroup, describe_shared_cores, format_cores, join_world
-from hpcjobs.trainers.metrics.monitor import Monitor
-from hpcjobs.trainers.metrics.profiler import Probe, StepProfiler, record_memory
-from hpcjobs.trainers.metrics.recorder import Recorder
-from hpcjobs.trainers.optimization.plan import TrainingPlan, grow_synthetic, plan_training
-from hpcjobs.trainers.optimization.step import Stepper
-from hpcjobs.trainers.strategies.base import Strategy
+from hpcjobs.trainers.distributed import RankGroup, describe_shared_cores, format_cores, join_world
+from hpcjobs.trainers.launch import Call, collect_new_objects
+from hpcjobs.trainers.metrics import Monitor, Recorder
+from hpcjobs.trainers.plan import TrainingPlan, grow_synthetic, plan_training
+from hpcjobs.trainers.profiler import Probe, StepProfiler, record_memory
+from hpcjobs.trainers.step import Stepper
+from hpcjobs.trainers.strategies import Strategy
 from hpcjobs.trainers.workloads import load_workload
 from hpcjobs.trainers.workloads.base import Batch, Score, Workload, count_samples, split_loss
 

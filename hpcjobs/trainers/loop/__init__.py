@@ -1,1 +1,0 @@
-"""The training loop and the run around it."""

@@ -1,1 +1,0 @@
-"""The measurements of a run, the files that record them, and the cost of collectives without a model."""
