@@ -26,7 +26,7 @@ import torch
 from harness import bootstrap, keep_samples, machine, parse_no_arguments
 from torch import nn
 
-from hpcjobs.pyz import pack
+from hpcjobs.packing import pack
 
 JOB, INTERVAL_S = "4711", 5.0
 SAMPLES = int(os.environ.get("SAMPLES", "96"))

@@ -1,11 +1,12 @@
-"""Files that other processes read while they are written, and the user's folders of the XDG specification.
+"""Files that other processes read while they are written, and the user's name and XDG folders.
 
-Standard library of Python 3.6: programs for nodes are packed with this module (`hpcjobs.pyz`).
+Standard library of Python 3.6: programs for nodes are packed with this module (`hpcjobs.packing`).
 """
 
 import errno
 import fcntl
 import os
+import pwd
 import re
 import stat
 from contextlib import contextmanager
@@ -291,3 +292,16 @@ def _sync_folder(folder: str) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def user_name() -> str:
+    """The user's name, or the number of a user without one, as in many containers."""
+    return name_of(os.getuid())
+
+
+def name_of(uid: int) -> str:
+    """The name of a user, or the number of one without a name."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -22,7 +22,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from hpcjobs.site.resources import Resources
-from hpcjobs.sweeps.submitit_names import NAMES, rename
+from hpcjobs.sweeps.executor import NAMES, rename
 
 log = logging.getLogger(__name__)
 

@@ -138,7 +138,7 @@ def complete_images(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def complete_recipes(incomplete: str) -> list[str]:
     """Recipes of images."""
-    from hpcjobs.containers.recipes import recipes
+    from hpcjobs.containers.images import recipes
 
     return _filter_by_prefix(incomplete, recipes())
 
@@ -236,9 +236,9 @@ def _of_associations(site: Site, column: str) -> list[str]:
 
 
 def _ask_sacctmgr(site: Site, column: str) -> list[str]:
+    from hpcjobs.files import user_name
     from hpcjobs.processes.programs import start
     from hpcjobs.slurm_commands import cluster_env, list_associations
-    from hpcjobs.user import user_name
 
     argv = list_associations([column], user=user_name())
     try:

@@ -60,7 +60,7 @@ def build(
     """Build an image into the site's folder, unless the image there is up to date."""
     from hpcjobs.containers.build import build as build_image
     from hpcjobs.containers.build import last_build
-    from hpcjobs.containers.recipes import find_recipe
+    from hpcjobs.containers.images import find_recipe
     from hpcjobs.site.library import default_site, load_site
 
     if submit or dry_run:
@@ -88,8 +88,7 @@ def build(
 @app.command("list")
 def list_(site: SiteName = None, as_json: Json = False) -> None:
     """List the images of a site and the available recipes."""
-    from hpcjobs.containers.images import known, read_manifest
-    from hpcjobs.containers.recipes import read_recipe, recipes
+    from hpcjobs.containers.images import known, read_manifest, read_recipe, recipes
     from hpcjobs.site.library import default_site, load_site
 
     where = load_site(site or default_site())
@@ -179,7 +178,7 @@ def _in_a_job(site: str | None, recipe: str, option: list[str], *, dry_run: bool
     """The same command, without --submit and its options, on one node; its log as it comes."""
     from hpcjobs.cli.follow import follow_to_end
     from hpcjobs.cli.options import sbatch_options
-    from hpcjobs.containers.recipes import find_recipe, read_recipe
+    from hpcjobs.containers.images import find_recipe, read_recipe
     from hpcjobs.processes.programs import own_command
 
     recipe_name = (read_recipe if dry_run else find_recipe)(recipe).name

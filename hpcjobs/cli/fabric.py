@@ -119,7 +119,7 @@ def nodes(
     as_json: Json = False,
 ) -> None:
     """List the known bad nodes of a site, their measurements, and until when `submit` excludes them."""
-    from hpcjobs.fabric.node_record import record_path
+    from hpcjobs.fabric.verdict import record_path
     from hpcjobs.job.fault_tolerance import clear_verdicts, read_standings
     from hpcjobs.site.library import default_site, load_site
 

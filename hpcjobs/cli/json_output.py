@@ -161,7 +161,7 @@ def _submission_type() -> Any:
         site=str,
         run_dir=str,
         name=str,
-        size=(load_type("scaling.size_answer.SizeAnswer") | None, None),
+        size=(load_type("scaling.size_choice.SizeAnswer") | None, None),
     )
 
 
@@ -201,7 +201,7 @@ def _job_row_type() -> Any:
 
 
 def _advice_type() -> Any:
-    advice, starts = load_type("jobstats.advice.Advice"), load_type("scaling.right_size.StartEstimates")
+    advice, starts = load_type("jobstats.usage.Advice"), load_type("scaling.right_size.StartEstimates")
     text = "What to ask for next time, and when the job would start then."
     return make_type("Advised", text, job_id=str, advice=make_list(advice), starts=starts | None)
 
@@ -213,7 +213,7 @@ def _images_type() -> Any:
 
 
 def _nodes_type() -> Any:
-    node = extend_type("NodeVerdict", "fabric.node_record.NodeVerdict", left_out_until=Time | None)
+    node = extend_type("NodeVerdict", "fabric.verdict.NodeVerdict", left_out_until=Time | None)
     return make_type("Nodes", "The record of nodes.", record=str, nodes=make_list(node))
 
 
@@ -224,7 +224,7 @@ OUTPUTS: Mapping[str, Callable[[], Any]] = {
         make_type("Setting", "One resolved value of a job, and where it was read.", name=str, value=str, source=str)
     ),
     "submit --test-only": lambda: load_type("diagnosis.placement.Placement"),
-    "submit -N auto --dry-run, before its trials": lambda: load_type("scaling.size_answer.SizeAnswer"),
+    "submit -N auto --dry-run, before its trials": lambda: load_type("scaling.size_choice.SizeAnswer"),
     "ps": lambda: make_list(load_type("run.listing.ListedJob")),
     "show": lambda: load_type("run.progress.Description"),
     "logs": lambda: _LINES,
@@ -250,7 +250,7 @@ OUTPUTS: Mapping[str, Callable[[], Any]] = {
         left=int,  # jobs of that age that stay
     ),
     "archive": lambda: make_type("Archived", "The file that was written.", path=str, files=int, size_bytes=int),
-    "drill": lambda: load_type("drills.drill.DrillVerdict"),
+    "drill": lambda: load_type("run.drill.DrillVerdict"),
     "sweep run": lambda: _SWEEP,
     "sweep run --dry-run": lambda: make_list(make_type("CellCommand", "What a cell would run.", cell=str, command=str)),
     "sweep status": lambda: make_type(

@@ -16,9 +16,9 @@ from hpcjobs.errors import SchedulerError
 from hpcjobs.units import format_count
 
 if TYPE_CHECKING:
-    from hpcjobs.cloud.cluster import Cluster
     from hpcjobs.cloud.provider import Kind
-    from hpcjobs.drills.drill import DrillVerdict
+    from hpcjobs.cloud.section import Cluster
+    from hpcjobs.run.drill import DrillVerdict
 
 sandbox_app = verb_group("A real Slurm on this machine: up, status, down, env, add-user.")
 
@@ -167,7 +167,7 @@ def _add(fault: str) -> None:
         as_json: Json = False,
     ) -> None:
         from hpcjobs.cli.options import sbatch_options
-        from hpcjobs.drills.drill import drill
+        from hpcjobs.run.drill import drill
 
         flags = {"partition": partition, "nodes": nodes, "ntasks_per_node": ntasks_per_node, "launcher": launcher,
                 "time": time, "signal_before": signal_before}  # fmt: skip
@@ -213,7 +213,7 @@ Yes = Annotated[bool, opt("--yes", "-y", help="Do not ask.")]
 
 
 def _cluster(site: str | None) -> Cluster:
-    from hpcjobs.cloud.cluster import resolve_cluster
+    from hpcjobs.cloud.section import resolve_cluster
     from hpcjobs.site.library import default_site, load_site
 
     return resolve_cluster(load_site(site or default_site()))

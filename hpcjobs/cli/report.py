@@ -139,8 +139,8 @@ def _make_filter(
     ids: list[str] | None, since: str, until: str | None, users: list[str] | None, all_users: bool, account: str | None,
     states: list[str] | None, name: str | None, clusters: str | None,
 ) -> JobFilter:  # fmt: skip
+    from hpcjobs.files import user_name
     from hpcjobs.jobstats.columns import JobFilter, check_states, parse_moment
-    from hpcjobs.user import user_name
 
     first, last = parse_moment("--since", since), None if until is None else parse_moment("--until", until)
     if last is not None and last <= first:

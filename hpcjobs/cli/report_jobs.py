@@ -14,11 +14,11 @@ from hpcjobs.cli.output import note, print_output, print_table, table_width
 from hpcjobs.cli.report import HEADERS, JobColumn
 from hpcjobs.cli.terminal import write_document
 from hpcjobs.errors import RequestError, UnknownJobError, require_packages
-from hpcjobs.jobstats.advice import JobUsage, advise
 from hpcjobs.jobstats.columns import COLUMNS, JobFilter, format_energy
 from hpcjobs.jobstats.derive import joint_energy_source, known_sum
 from hpcjobs.jobstats.sources import AccountingTable, gather
 from hpcjobs.jobstats.totals import sum_by_group, totals
+from hpcjobs.jobstats.usage import JobUsage, advise
 from hpcjobs.pages import save_csv, save_parquet
 from hpcjobs.remote.outputs import record_output
 from hpcjobs.scheduler.base import State, choose_colour

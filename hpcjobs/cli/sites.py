@@ -222,7 +222,7 @@ def trust(
 
 
 def _all_paths() -> Sequence[Path]:
-    from hpcjobs.containers.recipes import project_recipes
+    from hpcjobs.containers.images import project_recipes
     from hpcjobs.job.script import project_templates
 
     return [*sorted((Path.cwd() / FOLDER).glob("*.yaml")), *project_templates(), *project_recipes()]
@@ -235,13 +235,13 @@ def _find(file: str) -> Path:
 
 def _is_whole(path: Path) -> bool:
     """Whether all of the file acts: a template, a recipe or a project file, and no site file."""
-    from hpcjobs.containers import recipes
+    from hpcjobs.containers import images
     from hpcjobs.job.script import is_template
     from hpcjobs.site.project_file import PROJECT_FILE
 
     return (
         path.name == PROJECT_FILE
-        or path.suffix == recipes.SUFFIX
+        or path.suffix == images.RECIPE_SUFFIX
         or (path.suffix not in (".yaml", ".yml", "") and is_template(path))
     )
 
@@ -262,15 +262,15 @@ def _list_untrusted(path: Path) -> Iterator[_File]:
 
 def _read(path: Path) -> tuple[str, str]:
     """Return the acting content of a template or recipe, and the content that its trust depends on."""
-    from hpcjobs.containers import recipes
+    from hpcjobs.containers import images
     from hpcjobs.job.script import read_template
 
-    if path.suffix != recipes.SUFFIX:
+    if path.suffix != images.RECIPE_SUFFIX:
         text = read_template(path)
         return text, text
-    recipe = recipes.read_recipe(str(path))
+    recipe = images.read_recipe(str(path))
     taken_in = "".join(f"# takes in {file}\n" for file in recipe.files)
-    return f"{recipe.text.rstrip()}\n{taken_in}", recipes.recipe_content(recipe)
+    return f"{recipe.text.rstrip()}\n{taken_in}", images.recipe_content(recipe)
 
 
 app = typer.Typer(cls=VerbGroup, rich_markup_mode=None, add_completion=False, invoke_without_command=True)

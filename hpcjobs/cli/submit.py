@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from hpcjobs.job.models import Job, Layer, Plan
     from hpcjobs.run.submit import JobHandle
-    from hpcjobs.scaling.size_answer import SizeAnswer
+    from hpcjobs.scaling.size_choice import SizeAnswer
 
 _Budget = Annotated[
     str | None, opt("--budget", help="Most that trials of -N auto cost: 5% of the run, or node-hours [5%].")
@@ -231,7 +231,7 @@ def _find_size(
     from hpcjobs.job.plan import read_layers
 
     require_packages("numpy", "scipy", purpose="a size of auto")
-    from hpcjobs.scaling import auto_size, size_answer
+    from hpcjobs.scaling import auto_size, size_choice
 
     if min_efficiency is not None and not 0 < min_efficiency < 1:
         raise RequestError(
@@ -246,16 +246,16 @@ def _find_size(
     )
     bench = auto_size.QueueBench(request, known, site, made_by, note, {})
     answer = auto_size.find_size(goal, bench, report=note, tries=tries)
-    for line in size_answer.describe_answer(answer):
+    for line in size_choice.describe_answer(answer):
         note(line)
-    return answer, [*known, size_answer.layer_of(answer)]
+    return answer, [*known, size_choice.layer_of(answer)]
 
 
 def _prepare(answer: "SizeAnswer | None") -> "Callable[[Plan], None] | None":
     """Return the files that are added to the run folder before the job is submitted."""
     if answer is None:
         return None
-    from hpcjobs.scaling.size_answer import remember
+    from hpcjobs.scaling.size_choice import remember
 
     return remember(answer)
 

@@ -133,7 +133,7 @@ def _passing(value: str | None) -> Any:
 
 def _print_cells(sweep: Sweep, *, as_json: bool) -> None:
     from hpcjobs.sweeps.cells import command
-    from hpcjobs.sweeps.chunk_plans import resolve_program
+    from hpcjobs.sweeps.submit import resolve_program
 
     definition = sweep.definition
     program = resolve_program(definition)

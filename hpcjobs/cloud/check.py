@@ -15,9 +15,8 @@ from typing import Any
 
 import msgspec
 
-from hpcjobs.cloud.cluster import Cluster
 from hpcjobs.cloud.provider import Kind, Level, gib
-from hpcjobs.cloud.section import PROVIDERS, Provider
+from hpcjobs.cloud.section import PROVIDERS, Cluster, Provider
 from hpcjobs.errors import HpcJobsError, nearest
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from hpcjobs.cloud.provider import CloudProvider, Level, Machine, Value
 
 if TYPE_CHECKING:
-    from hpcjobs.cloud.cluster import Cluster
-    from hpcjobs.cloud.section import Cloud
+    from hpcjobs.cloud.section import Cloud, Cluster
 
 DEFAULT_FILESTORE_TIER = "ZONAL"
 _UBUNTU = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64"

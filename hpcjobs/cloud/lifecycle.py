@@ -18,16 +18,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hpcjobs.cloud.check import Report, check
-from hpcjobs.cloud.cluster import Cluster
 from hpcjobs.cloud.render import default_folder, render, wheel_of, write
-from hpcjobs.cloud.section import PROVIDERS
+from hpcjobs.cloud.section import PROVIDERS, Cluster
 from hpcjobs.errors import CommandMissingError, ConfigError, HpcJobsError, RequestError
 from hpcjobs.files import config_dir, write_beside
 from hpcjobs.guards import refuse_change
+from hpcjobs.packing import Wheel
 from hpcjobs.processes.programs import Result, Runner, run, run_in_terminal
 from hpcjobs.slurm_commands import list_queue
 from hpcjobs.units import format_count
-from hpcjobs.wheel import Wheel
 
 _PROGRAMS = ("terraform", "tofu")
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from hpcjobs.cloud.provider import CloudProvider, Level, Machine, Value
 
 if TYPE_CHECKING:
-    from hpcjobs.cloud.cluster import Cluster
-    from hpcjobs.cloud.section import Cloud
+    from hpcjobs.cloud.section import Cloud, Cluster
 
 _UBUNTU = "ubuntu24.04-driverless"
 _UBUNTU_NVIDIA = "ubuntu24.04-cuda13.0"

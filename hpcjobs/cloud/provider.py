@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from hpcjobs.units import memory_bytes
 
 if TYPE_CHECKING:
-    from hpcjobs.cloud.cluster import Cluster
-    from hpcjobs.cloud.section import Cloud
+    from hpcjobs.cloud.section import Cloud, Cluster
 
 
 Value = str | int | float | bool | None | Sequence[str] | Mapping[str, str]

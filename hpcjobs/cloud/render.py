@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import jinja2
 
 from hpcjobs import __version__
-from hpcjobs.cloud.cluster import Cluster
 from hpcjobs.cloud.provider import Kind, Value, assignments, gib, literal
-from hpcjobs.cloud.section import PROVIDERS
-from hpcjobs.data import data_folder
+from hpcjobs.cloud.section import PROVIDERS, Cluster
+from hpcjobs.data import data_folder, plain_text
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError, reason_of
 from hpcjobs.files import state_dir, write_beside
+from hpcjobs.packing import Wheel, build_wheel
 from hpcjobs.sandbox.layout import Host
-from hpcjobs.sandbox.packages import PACKAGES
+from hpcjobs.sandbox.services import PACKAGES
 from hpcjobs.sandbox.slurm_files import node_line, partition_line
-from hpcjobs.templating import plain_text
-from hpcjobs.wheel import Wheel, build_wheel
 
 _SETTINGS = """\
 ClusterName={name}
@@ -100,6 +99,16 @@ _IGNORED = """\
 *.tfstate*
 .terraform/
 """
+_APPLIED = """\
+# All variables, for `hpcjobs cloud down`: what was typed when the cluster was built stands in its state.
+
+output "variables" {{
+  description = "What the cluster was built with."
+  value = {{
+{lines}
+  }}
+}}
+"""
 _ENDS_HERE = "SITE"
 """The line that ends the site file inside the start-up script."""
 
@@ -127,6 +136,10 @@ def render(cluster: Cluster, kind: Kind = "vms") -> dict[str, str]:
         modules = (folder / "common", folder / provider.name)
         texts = sorted((path for module in modules for path in module.glob("*.tf")), key=lambda path: path.name)
         files = {path.name: path.read_text(encoding="utf-8") for path in texts}
+        declared = re.findall(r'^variable "(\w+)"', "".join(files.values()), re.MULTILINE)
+        width = max(map(len, declared))
+        lines = "\n".join(f"    {name:<{width}} = var.{name}" for name in declared)
+        files = {"applied.tf": _APPLIED.format(lines=lines), **files}
         files["terraform.tfvars"] = assignments(terraform_values(cluster))
         context["nodes_script"] = environment.get_template("nodes.sh.j2").render(context).rstrip()
         files["bootstrap.sh"] = environment.get_template("bootstrap.sh.j2").render(context)

@@ -18,15 +18,17 @@ import hpcjobs
 from hpcjobs.containers.images import (
     SUFFIX,
     ImageManifest,
+    Recipe,
     check_whole,
     fingerprint,
     folder_of,
     manifest_path,
     read_manifest,
+    recipe_hash,
+    resolve_arguments,
     sha256,
 )
 from hpcjobs.containers.look import look, program_here
-from hpcjobs.containers.recipes import Recipe, recipe_hash, resolve_arguments
 from hpcjobs.errors import CommandMissingError, ConfigError, HpcJobsError, RequestError, warn_without_locks
 from hpcjobs.files import lock_file, write_beside
 from hpcjobs.processes.programs import run, run_following

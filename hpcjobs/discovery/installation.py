@@ -16,13 +16,12 @@ from typing import Literal, NamedTuple
 
 from hpcjobs import __version__, slurm_commands
 from hpcjobs.errors import HpcJobsError, reason_of
-from hpcjobs.files import cache_dir, config_dir, state_dir
+from hpcjobs.files import cache_dir, config_dir, state_dir, user_name
 from hpcjobs.job.environment import locate_run_root
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Site
 from hpcjobs.site.search import list_sites
-from hpcjobs.user import user_name
 
 _PACKAGES = ("typer", "jinja2", "msgspec", "submitit", "pyyaml", "rich")
 _OPTIONAL = ("torch", "lightning", "horovod", "pandas", "textual", "jupyterlab", "hydra-core")

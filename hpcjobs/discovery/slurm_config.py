@@ -26,6 +26,7 @@ from hpcjobs.discovery.facts import (
     SlurmConfig,
 )
 from hpcjobs.errors import CommandMissingError, HpcJobsWarning, SchedulerError
+from hpcjobs.files import user_name
 from hpcjobs.processes.programs import Result, Runner, run
 from hpcjobs.scheduler.base import Scheduler
 from hpcjobs.scheduler.slurm import parse
@@ -33,7 +34,6 @@ from hpcjobs.scheduler.slurm.parse import TableRow
 from hpcjobs.site.partition import count_gpus
 from hpcjobs.slurm_commands import HOST_PART, hosts_of
 from hpcjobs.units import time_limit_s
-from hpcjobs.user import user_name
 
 _MARK = "hpcjobs-modules"
 _TIMEOUT_S = 60

@@ -1,16 +1,24 @@
-"""Judges nodes and GPUs by their measurements, names the outliers of each metric, and reports the result."""
+"""Judges nodes and GPUs by their measurements, names the outliers of each metric, and reports and records the result.
+
+The record has one line per verdict, appended, never changed. A bad verdict counts one and is worth half after
+`HALF_LIFE_S`; a good one subtracts one, never below zero; a node that is worth `AVOIDED` or more is avoided. So one bad
+verdict is forgotten after a half-life, two after twice that, and a check that finds the node well ends it at once.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from statistics import median_high, median_low
+from typing import NamedTuple
 
-from hpcjobs.fabric import node_record
+from hpcjobs.files import AppendStore
 from hpcjobs.record.fabric import AllReduce, FabricReport, GpuReport, NodeReport
 
 Z_LIMIT = 3.5
@@ -169,7 +177,7 @@ def report(
         nodes=tuple(
             NodeReport(
                 each.node.host,
-                node_record.GOOD if each.good else node_record.BAD,
+                GOOD if each.good else BAD,
                 each.reasons,
                 each.score,
                 each.node.address,
@@ -230,13 +238,83 @@ def remember(path: Path, judged: Sequence[Judged]) -> str | None:
     """Append the verdicts to the site's record; in words why that could not be."""
     now, job = time.time(), os.environ.get("HPCJOBS_JOB_ID")
     verdicts = [
-        node_record.NodeVerdict(
-            each.node.host, node_record.GOOD if each.good else node_record.BAD, now, "; ".join(each.reasons)[:500], job
-        )
+        NodeVerdict(each.node.host, GOOD if each.good else BAD, now, "; ".join(each.reasons)[:500], job)
         for each in judged
     ]
     try:
-        node_record.append(path, verdicts)
+        append(path, verdicts)
     except OSError as error:
         return f"the record of nodes {path} cannot be written from here: {error.strerror}"
     return None
+
+
+HALF_LIFE_S = 2 * 86400.0
+AVOIDED = 0.5
+GOOD, BAD, CLEARED = "good", "bad", "cleared"
+
+
+class NodeVerdict(NamedTuple):
+    """On one node, at one time (seconds since 1970)."""
+
+    node: str
+    verdict: str
+    time: float
+    reason: str = ""
+    job_id: str | None = None
+
+
+class Standing(NamedTuple):
+    """State of one node: its last verdict, its weight, and until when it is avoided (None: it is not)."""
+
+    last: NodeVerdict
+    worth: float
+    avoided_until: float | None
+
+
+def record_path(site: str) -> Path:
+    """``$XDG_STATE_HOME/hpcjobs/nodes/SITE``, the folder of a store."""
+    return AppendStore("nodes", site).folder
+
+
+def append(path: Path, verdicts: Iterable[NodeVerdict]) -> None:
+    """Add ``verdicts`` to the record."""
+    AppendStore(str(path)).append(json.dumps(verdict._asdict()) for verdict in verdicts)
+
+
+def read(path: Path) -> list[NodeVerdict]:
+    """All verdicts, oldest first; empty without a readable record. A line that a full disk cut off is skipped."""
+    parsed = [_parse_line(line.text) for line in AppendStore(str(path)).read(lambda error: None)]
+    return sorted((verdict for verdict in parsed if verdict is not None), key=lambda verdict: verdict.time)
+
+
+def _parse_line(line: bytes) -> NodeVerdict | None:
+    try:
+        return NodeVerdict(**json.loads(line))
+    except (ValueError, TypeError):
+        return None
+
+
+def standings(verdicts: Iterable[NodeVerdict], now: float) -> dict[str, Standing]:
+    """The standing of every node of the record at ``now``."""
+    worth: dict[str, float] = {}
+    last: dict[str, NodeVerdict] = {}
+    for verdict in verdicts:
+        before = _decay(worth[verdict.node], verdict.time - last[verdict.node].time) if verdict.node in last else 0.0
+        change = {BAD: before + 1, GOOD: max(0.0, before - 1)}
+        worth[verdict.node], last[verdict.node] = change.get(verdict.verdict, 0.0), verdict
+    return {node: _standing(last[node], worth[node], now) for node in last}
+
+
+def _decay(worth: float, seconds: float) -> float:
+    return float(worth * 0.5 ** (max(0.0, seconds) / HALF_LIFE_S))
+
+
+def _standing(last: NodeVerdict, worth: float, now: float) -> Standing:
+    until = last.time + HALF_LIFE_S * math.log2(worth / AVOIDED) if worth > 0 else 0.0
+    return Standing(last, _decay(worth, now - last.time), until if until > now else None)
+
+
+def find_avoided(path: Path, now: float) -> dict[str, Standing]:
+    """The nodes to leave out of a job that is submitted at ``now``."""
+    current = standings(read(path), now)
+    return {node: standing for node, standing in sorted(current.items()) if standing.avoided_until is not None}

@@ -12,12 +12,12 @@ from string import Template
 
 from hpcjobs.data import data_folder
 from hpcjobs.errors import RequestError
+from hpcjobs.files import user_name
 from hpcjobs.job.launch import Raw
 from hpcjobs.job.models import Inside, Job
 from hpcjobs.runtime.exits import ExitCode
 from hpcjobs.site.models import Environment, Site
 from hpcjobs.slurm_commands import HOST_NAMES
-from hpcjobs.user import user_name
 
 OTHER_ENVIRONMENTS = "`environment` (venv or conda), `modules` or `python` of the site file"
 """How a user names the Python of the jobs, for messages."""

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from hpcjobs.errors import RequestError, UnknownJobError, nearest, reason_of
-from hpcjobs.fabric import node_record
+from hpcjobs.fabric import verdict
+from hpcjobs.files import user_name
 from hpcjobs.job.layers import Values
 from hpcjobs.job.models import JobSpec
 from hpcjobs.processes.start import module_words
@@ -17,7 +18,6 @@ from hpcjobs.site.models import WARNING_S, Partition, Retries, Site, parse_retri
 from hpcjobs.site.resources import node_range
 from hpcjobs.slurm_commands import hosts_of
 from hpcjobs.units import time_limit_s, walltime_s
-from hpcjobs.user import user_name
 
 
 def resolve_retries(spec: JobSpec, site: Site, values: Values) -> tuple[Retries | None, int | None]:
@@ -70,11 +70,11 @@ def avoided_on(site: str) -> dict[str, str]:
     """The nodes to leave out now, and why, as the site's record has it."""
     return {
         node: f"{standing.last.reason} (job {standing.last.job_id}, {time.strftime('%F %H:%M', _local(standing))})"
-        for node, standing in node_record.find_avoided(node_record.record_path(site), time.time()).items()
+        for node, standing in verdict.find_avoided(verdict.record_path(site), time.time()).items()
     }
 
 
-def _local(standing: node_record.Standing) -> time.struct_time:
+def _local(standing: verdict.Standing) -> time.struct_time:
     return time.localtime(standing.last.time)
 
 
@@ -102,9 +102,9 @@ def still_left_out(
     return {} if too_few else avoided
 
 
-def read_standings(site: str) -> dict[str, node_record.Standing]:
+def read_standings(site: str) -> dict[str, verdict.Standing]:
     """Every node that there is a verdict on."""
-    return node_record.standings(node_record.read(node_record.record_path(site)), time.time())
+    return verdict.standings(verdict.read(verdict.record_path(site)), time.time())
 
 
 def clear_verdicts(site: str, nodes: Iterable[str]) -> None:
@@ -117,11 +117,11 @@ def clear_verdicts(site: str, nodes: Iterable[str]) -> None:
     for node in requested:
         if node not in known:
             raise UnknownJobError(
-                f"node {node!r} has no record in {node_record.record_path(site)}", hint=nearest(node, known)
+                f"node {node!r} has no record in {verdict.record_path(site)}", hint=nearest(node, known)
             )
-    node_record.append(
-        node_record.record_path(site),
-        [node_record.NodeVerdict(node, node_record.CLEARED, time.time()) for node in requested],
+    verdict.append(
+        verdict.record_path(site),
+        [verdict.NodeVerdict(node, verdict.CLEARED, time.time()) for node in requested],
     )
 
 
@@ -131,7 +131,7 @@ REHEARSED_TOLERANCE = "0.8"
 
 def check_words(site: Site, *, cpus_per_task: object) -> tuple[str, ...]:
     """Return facts for the check: the site's, and the devices of each task."""
-    arguments = ["--record", str(node_record.record_path(site.name))]
+    arguments = ["--record", str(verdict.record_path(site.name))]
     for flag, value in (("--interface", site.interface), ("--mpi", site.mpi), ("--suffix", site.address_suffix)):
         arguments += [flag, value] if value else []
     arguments += ["--tolerance", REHEARSED_TOLERANCE] if site.rehearsal else []

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from hpcjobs import __version__
-from hpcjobs.data import data_folder
+from hpcjobs.data import data_folder, plain_text
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError, nearest, reason_of
 from hpcjobs.files import cache_dir, config_dir, file_name
 from hpcjobs.job.batch import MARKS_OF_OTHERS
@@ -32,7 +32,6 @@ from hpcjobs.job.models import Job
 from hpcjobs.runtime.exits import ExitCode
 from hpcjobs.site.models import WARNING_S
 from hpcjobs.site.trust import is_project_folder, is_trusted, refusal_of_file
-from hpcjobs.templating import plain_text
 
 
 def check_script(script: str, job: Job) -> None:

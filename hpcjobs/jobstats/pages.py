@@ -19,10 +19,10 @@ import polars as pl
 from matplotlib.figure import Figure
 
 from hpcjobs.errors import ConfigError
-from hpcjobs.jobstats.advice import Advice, JobUsage, advise
 from hpcjobs.jobstats.columns import JobFilter
 from hpcjobs.jobstats.sources import AccountingTable, read_request
 from hpcjobs.jobstats.totals import totals
+from hpcjobs.jobstats.usage import Advice, JobUsage, advise
 from hpcjobs.pages import PageTable, Picture, Section, figures, render, save_parquet, save_text
 from hpcjobs.record.monitor import Sample
 from hpcjobs.run.index import Entry

@@ -23,6 +23,7 @@ import msgspec
 import polars as pl
 
 from hpcjobs.errors import RequestError, SchedulerError, nearest
+from hpcjobs.files import user_name
 from hpcjobs.job.array import task_ids
 from hpcjobs.jobstats.cache import AttemptStore, Store, Window, closed_until, days
 from hpcjobs.jobstats.columns import CLUSTER, Doubt, Doubts, JobFilter, choose, order
@@ -44,7 +45,6 @@ from hpcjobs.site.library import site_or_cluster
 from hpcjobs.site.models import Site
 from hpcjobs.slurm_commands import list_accounted, list_accounted_fields, list_clusters, question_env, show_job
 from hpcjobs.units import memory_bytes, time_limit_s
-from hpcjobs.user import user_name
 
 Part = TypeVar("Part")
 _SEPARATOR: Final = SEPARATOR.encode()

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from hpcjobs.containers.images import known
 from hpcjobs.containers.look import program_there
 from hpcjobs.errors import RequestError, reason_of
-from hpcjobs.files import runtime_dir, state_dir
+from hpcjobs.files import runtime_dir, state_dir, user_name
 from hpcjobs.job.models import Job, JobSpec, Plan
 from hpcjobs.job.plan import plan
 from hpcjobs.node.session.files import PRIVATE, Kernel, Settings
@@ -24,7 +24,6 @@ from hpcjobs.processes.programs import LEAKING, LEAKING_NAMES, NOT_LEAKING
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Site
 from hpcjobs.units import walltime_s
-from hpcjobs.user import user_name
 
 Kind = Literal["lab", "notebook", "code"]
 WARN_S = 300

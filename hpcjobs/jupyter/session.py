@@ -18,8 +18,8 @@ from hpcjobs.jupyter.request import SessionRequest
 from hpcjobs.node.session import files
 from hpcjobs.node.session.agent import LEAST, PACKAGES
 from hpcjobs.node.session.files import Connection, Settings, Tunnel, local_port, page, relay_socket, tunnel
+from hpcjobs.packing import pack
 from hpcjobs.processes.start import LEAVE_FOLDER, run
-from hpcjobs.pyz import pack
 from hpcjobs.run import logs
 from hpcjobs.run.control import cancel
 from hpcjobs.run.index import Entry

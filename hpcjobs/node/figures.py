@@ -16,7 +16,7 @@ import time
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 from hpcjobs.files import write_beside
-from hpcjobs.processes.events import SignalPipe
+from hpcjobs.processes.fork import SignalPipe
 from hpcjobs.record.figures import LOG_SOURCE, FigureReader, FigureRule, split_lines
 from hpcjobs.record.names import METRICS, SUMMARY
 

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from typing import Any, Callable, Deque, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Set, Tuple
 
-from hpcjobs.processes.events import SignalPipe
+from hpcjobs.processes.fork import SignalPipe
 from hpcjobs.record.monitor import END_LINE, Head, decode_head, encode_head, encode_sample, is_end
 from hpcjobs.record.names import monitor_name
 

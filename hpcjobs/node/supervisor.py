@@ -16,8 +16,7 @@ from hpcjobs.node import decide, step
 from hpcjobs.node.conclude import CANCELLED_CODE, CurrentAttempt, Options, code_of_finished, leave_orphaned, parse
 from hpcjobs.node.schedulers import Clock, Local, NodeSideScheduler, Slurm, report, run, signal_time_s
 from hpcjobs.processes import tree
-from hpcjobs.processes.events import SignalPipe
-from hpcjobs.processes.fork import adopt_orphans
+from hpcjobs.processes.fork import SignalPipe, adopt_orphans
 from hpcjobs.processes.start import start
 from hpcjobs.processes.tree import is_alive
 from hpcjobs.record.attempts import History, read_history

@@ -4,7 +4,7 @@
 |---|---|---|---|
 | ``manifest.json`` | `manifest` | the submitter, before the job is handed over | replaced in one step; never changed |
 | ``submitted.json`` | `hpcjobs.run.job_files` | the submitter, once accepted | replaced in one step |
-| ``size.json`` | `hpcjobs.scaling.size_answer` | the submitter, with ``auto`` | replaced in one step; never changed |
+| ``size.json`` | `hpcjobs.scaling.size_choice` | the submitter, with ``auto`` | replaced in one step; never changed |
 | ``state.json`` | `state` | the job script or ``node.pyz`` | replaced in one step |
 | ``first_failure`` | `state` | the first rank that fails | first writer wins; removed at a new start |
 | ``attempts.jsonl`` | `attempts` | ``node.pyz`` | append only; the last line may be corrected |

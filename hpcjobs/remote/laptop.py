@@ -22,6 +22,7 @@ import msgspec
 from hpcjobs import __version__
 from hpcjobs.errors import CommandMissingError, HpcJobsError, RequestError
 from hpcjobs.files import AppendStore, state_dir, write_beside
+from hpcjobs.packing import build_wheel, digest_package
 from hpcjobs.remote.connection import LoginConnection, NoConnectionError, last_lines
 from hpcjobs.remote.outputs import OUTPUTS
 from hpcjobs.run.folder import LARGEST, ask_git, code_files
@@ -31,7 +32,6 @@ from hpcjobs.site.search import site_files
 from hpcjobs.site.trust import list_untrusted, refusal
 from hpcjobs.site.yaml_file import read_chain
 from hpcjobs.units import human_bytes
-from hpcjobs.wheel import build_wheel, digest_package
 
 _MARK = "hpcjobs-laptop:"
 _NO_PYTHON, _OLD_PYTHON = 41, 42

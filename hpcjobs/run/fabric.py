@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcjobs.errors import HpcJobsError
-from hpcjobs.fabric import node_record
-from hpcjobs.fabric.node_record import record_path
+from hpcjobs.fabric.verdict import BAD, NodeVerdict, append, record_path
 from hpcjobs.job.fault_tolerance import check_words
 from hpcjobs.job.models import Plan
 from hpcjobs.job.plan import plan
@@ -75,8 +74,8 @@ def give_up(entry: Entry, node: str) -> None:
     """Cancel the check, and remember why."""
     connect(entry.scheduler, entry.slurm_conf).cancel([entry.job_id])
     reason = f"did not start the job's script within {SILENT_S:g} s"
-    verdict = node_record.NodeVerdict(node, node_record.BAD, time.time(), reason, entry.job_id)
-    node_record.append(record_path(entry.site), [verdict])
+    verdict = NodeVerdict(node, BAD, time.time(), reason, entry.job_id)
+    append(record_path(entry.site), [verdict])
 
 
 def read_report(run_dir: Path) -> FabricReport:

@@ -36,15 +36,14 @@ import msgspec
 
 from hpcjobs import __version__
 from hpcjobs.errors import CommandMissingError, HpcJobsWarning, RequestError
-from hpcjobs.files import file_name, require_unplanted, write_beside
+from hpcjobs.files import file_name, require_unplanted, user_name, write_beside
 from hpcjobs.job.environment import FIGURES_PROGRAM, MONITOR_PROGRAM, SHELL_FOLDER, shell_files
 from hpcjobs.job.models import Plan
+from hpcjobs.packing import pack
 from hpcjobs.processes.programs import Result, run
-from hpcjobs.pyz import pack
 from hpcjobs.record.manifest import Manifest, RecordedCode, write_manifest
 from hpcjobs.record.names import MANIFEST
 from hpcjobs.units import human_bytes
-from hpcjobs.user import user_name
 
 NODE_PROGRAM = "node.pyz"
 BATCH_SCRIPT = "batch_script"

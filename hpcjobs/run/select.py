@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from hpcjobs.errors import CommandMissingError, RequestError, SchedulerError, UnknownJobError, nearest
+from hpcjobs.files import name_of
 from hpcjobs.job.array import array_indices, check_array
 from hpcjobs.record.names import SUBMITTED
 from hpcjobs.run import index
@@ -23,7 +24,6 @@ from hpcjobs.scheduler_kind import KINDS
 from hpcjobs.site import rehearsal
 from hpcjobs.site.library import load_site
 from hpcjobs.units import walltime_s
-from hpcjobs.user import name_of
 
 _PREFIX = "|".join(kind.id_prefix for kind in KINDS.values())
 _ID = re.compile(rf"({_PREFIX})(\d+)(?:_(\d+))?\Z")

@@ -26,8 +26,8 @@ from hpcjobs.job.launch import Raw, command_line, launch
 from hpcjobs.job.layers import VARIABLES
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.job.script import setup_text
+from hpcjobs.packing import pack
 from hpcjobs.processes.programs import Runner, run, start
-from hpcjobs.pyz import pack
 from hpcjobs.run import folder
 from hpcjobs.run.budget import count_against_budget
 from hpcjobs.run.folder import make_root

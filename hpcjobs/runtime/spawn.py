@@ -13,8 +13,7 @@ import sys
 import time
 
 from hpcjobs.processes import tree
-from hpcjobs.processes.events import SignalPipe
-from hpcjobs.processes.fork import Guard, die_with_parent, start_child
+from hpcjobs.processes.fork import Guard, SignalPipe, die_with_parent, start_child
 
 GRACE_VARIABLE = "HPCJOBS_GRACE_S"
 """Seconds between SIGTERM and SIGKILL, default: 30, as Slurm's KillWait."""

@@ -18,7 +18,7 @@ import msgspec
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.processes.programs import run
 from hpcjobs.processes.tree import start_ticks
-from hpcjobs.sandbox import network, packages, services, slurm_files
+from hpcjobs.sandbox import network, services, slurm_files
 from hpcjobs.sandbox.folder import (
     Daemon,
     Folder,
@@ -206,7 +206,7 @@ def up(shape: Shape, *, root: Path | None = None, install: bool = False, say: Sa
             lacks something.
         HpcJobsError: a daemon did not start; the message ends with its log.
     """
-    packages.check(install=install, say=say)
+    services.check(install=install, say=say)
     folder = folder_at(root)
     check_usable(folder)
     with lock(folder):
@@ -235,11 +235,11 @@ def _build_anew(folder: Folder, shape: Shape, *, say: Say) -> Sandbox:
             msgspec.structs.replace(shape, settings={**settings, **shape.settings}),
             site,
             mpi_types=services.mpi_types(folder),
-            has_modules=packages.available(),
+            has_modules=services.available(),
         )
         for name in site.modules:
             if name not in layout.modules:
-                say(f"module load {name} is left out of jobs: {packages.reason_for_none()}")
+                say(f"module load {name} is left out of jobs: {services.reason_for_none()}")
         if site.mpi is not None and layout.mpi != site.mpi:
             say(f"srun --mpi={layout.mpi}: this machine's Slurm has no {site.mpi}, which site {site.name} names")
         if layout.proctrack == "cgroup" and not network.freezer_available():
@@ -409,7 +409,7 @@ def _write_files(folder: Folder, layout: Layout, *, password: str) -> None:
     for name, content in layout.files.items():
         write(folder.etc / name, content)
     write(folder.slurm_conf, slurm_files.slurm_conf(layout, folder))
-    packages.write_modulefiles(folder, layout.modules)
+    services.write_modulefiles(folder, layout.modules)
     write(folder.task_prolog, slurm_files.TASK_PROLOG, mode=0o755)
     if (text := slurm_files.cgroup_conf(layout, folder, version=services.slurm_version())) is not None:
         write(folder.etc / "cgroup.conf", text)

@@ -28,14 +28,18 @@ from hpcjobs.run.wait import wait
 from hpcjobs.runtime.checkpoints import FOLDER as CHECKPOINTS
 from hpcjobs.scaling.earlier_runs import TRIAL, EarlierRun, find_runs
 from hpcjobs.scaling.fits import Interval
-from hpcjobs.scaling.size_answer import PER, SizeAnswer, SizeRow, Value, describe
 from hpcjobs.scaling.size_choice import (
+    PER,
     MeasuredSize,
     MissingRuns,
+    SizeAnswer,
     SizeChoice,
+    SizeRow,
+    Value,
     choose_by_efficiency,
     choose_by_end,
     choose_fastest,
+    describe,
     describe_reached,
     measure_sizes,
 )

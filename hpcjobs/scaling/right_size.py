@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from hpcjobs.jobstats.advice import Advice, JobUsage, advise
 from hpcjobs.jobstats.columns import JobFilter
 from hpcjobs.jobstats.sources import gather
+from hpcjobs.jobstats.usage import Advice, JobUsage, advise
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.record.names import MANIFEST
 from hpcjobs.run.select import is_known_configuration, select

@@ -28,10 +28,9 @@ from hpcjobs.site.library import load_site
 from hpcjobs.site.resources import FIELDS, GPU_FIELDS
 from hpcjobs.sweeps.cell_status import CellStatus, cell_statuses
 from hpcjobs.sweeps.cells import Cell
-from hpcjobs.sweeps.chunk_plans import resolve_program
 from hpcjobs.sweeps.folder import Definition, SweepFolder, open_folder
 from hpcjobs.sweeps.spec import TEMPLATE, check_cells
-from hpcjobs.sweeps.submit import Outcome, connect_to
+from hpcjobs.sweeps.submit import Outcome, connect_to, resolve_program
 from hpcjobs.sweeps.sweep import Sweep
 
 _BATCH_PARAM = "batch_size"

@@ -31,8 +31,8 @@ from hpcjobs.sweeps.cells import (
     sample,
     zip_,
 )
-from hpcjobs.sweeps.chunk_plans import resolve_program
 from hpcjobs.sweeps.folder import Definition
+from hpcjobs.sweeps.submit import resolve_program
 
 TEMPLATE = "sweep"
 

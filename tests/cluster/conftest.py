@@ -13,7 +13,7 @@ from shared import shared_folder
 
 from hpcjobs import sandbox as sandboxes
 from hpcjobs.sandbox import Sandbox
-from hpcjobs.sandbox.packages import apt_line, is_debian, missing_packages
+from hpcjobs.sandbox.services import apt_line, is_debian, missing_packages
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import pytest
 from pages import PAGES, REPOSITORY, blocks, indented_commands, tabled_submissions
 from typed import checkout, names_of, pages_with, work_through
 
-from hpcjobs.sandbox.packages import PACKAGES, apt_line
+from hpcjobs.sandbox.services import PACKAGES, apt_line
 from hpcjobs.site.library import load_site
 
 

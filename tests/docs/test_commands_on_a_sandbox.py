@@ -11,7 +11,7 @@ from shared import shared_folder
 from typed import checkout, names_of, pages_with, work_through
 
 from hpcjobs import sandbox
-from hpcjobs.sandbox.packages import is_debian, missing_packages
+from hpcjobs.sandbox.services import is_debian, missing_packages
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from slurm import Settings, Slurm
 from world import EPOCH_S, Fault, World
 
 from hpcjobs.errors import HpcJobsError, SchedulerDownError
+from hpcjobs.files import user_name
 from hpcjobs.job.models import JobSpec, Plan
 from hpcjobs.job.plan import plan
 from hpcjobs.run import archive, control, listing, rerun, select, status, wait
@@ -31,7 +32,6 @@ from hpcjobs.run.index import Entry
 from hpcjobs.run.submit import JobHandle, submit
 from hpcjobs.scheduler.base import JobRecord
 from hpcjobs.site.models import Site
-from hpcjobs.user import user_name
 
 simulated.USER = user_name()
 PLACE = "/place-of-the-run-folder"

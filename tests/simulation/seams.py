@@ -32,7 +32,6 @@ from hpcjobs.run import folder, rerun, submission, submit
 from hpcjobs.scheduler.slurm.client import SlurmScheduler
 from hpcjobs.site import machine
 from hpcjobs.site.machine import cluster_name
-from hpcjobs.sweeps import chunk_plans
 from hpcjobs.sweeps import folder as sweep_folder
 from hpcjobs.sweeps import submit as sweeps_submit
 
@@ -235,7 +234,7 @@ def _kind(name: str, argv: list[str]) -> str:
 
 
 class _Signals:
-    """`hpcjobs.processes.events.SignalPipe` of a process of the world."""
+    """`hpcjobs.processes.fork.SignalPipe` of a process of the world."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -360,7 +359,6 @@ def inside(
         patch.object(os, "fdopen", fdopen), patch.object(os, "close", locks.close),
         patch.object(sweep_folder, "lock_file", locks.lock),
         patch.object(sweeps_submit, "code_state", lambda path: None),
-        patch.object(chunk_plans, "code_state", lambda path: None),
         patch.object(socket, "gethostname", host),
         patch.object(start, "run", run), patch.object(programs, "Timer", _NoTimer),
         patch.object(submit, "signal", _SignalModule(world)),

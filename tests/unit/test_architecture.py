@@ -23,19 +23,16 @@ from hpcjobs.trainers import NAMES
 PACKAGE = Path(__file__).resolve().parents[2] / "hpcjobs"
 
 # room -> the rooms it may import from, besides itself; `hpcjobs` is the package's own public names.
-GROUND = {"errors", "units", "files", "gpu_errors", "ports", "printable", "processes", "data", "pyz", "templating"}
-GROUND |= {"guards", "record", "scheduler_kind", "slurm_commands", "user", "wheel"}
+GROUND = {"errors", "units", "files", "gpu_errors", "ports", "printable", "processes", "data", "packing"}
+GROUND |= {"guards", "record", "scheduler_kind", "slurm_commands"}
 ALLOWED = {
     "torch_state": set[str](),
     "trackers": set[str](),
     "errors": set[str](),
     "units": {"errors"},
     "data": set[str](),
-    "templating": set[str](),
-    "user": set[str](),
     "guards": {"errors", "files"},
-    "pyz": {"hpcjobs"},
-    "wheel": {"data", "hpcjobs"},
+    "packing": {"data", "hpcjobs"},
     "files": set[str](),
     "gpu_errors": set[str](),
     "ports": set[str](),
@@ -73,7 +70,6 @@ ALLOWED = {
     "diagnosis": GROUND | {"site", "job", "scheduler", "run", "runtime", "hpcjobs"},
     "top": GROUND | {"site", "job", "scheduler", "run", "diagnosis", "hpcjobs"},
     "discovery": GROUND | {"site", "job", "scheduler", "run", "runtime", "hpcjobs"},
-    "drills": GROUND | {"site", "job", "scheduler", "run", "runtime", "hpcjobs"},
     "sandbox": GROUND | {"site", "runtime", "hpcjobs"},
     "remote": GROUND | {"site", "run", "hpcjobs"},
     "cloud": GROUND | {"site", "sandbox", "hpcjobs"},
@@ -92,7 +88,6 @@ ALLOWED = {
         "sandbox",
         "diagnosis",
         "discovery",
-        "drills",
         "cloud",
         "jupyter",
         "top",

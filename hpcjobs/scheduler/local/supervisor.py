@@ -15,8 +15,15 @@ from typing import NamedTuple, TypeVar
 
 from hpcjobs.files import FULL, file_name
 from hpcjobs.processes import tree
-from hpcjobs.processes.events import SupervisorEvents
-from hpcjobs.processes.fork import Guard, adopt_orphans, continue_in_background, die_with_parent, fork_call, start_child
+from hpcjobs.processes.fork import (
+    Guard,
+    SupervisorEvents,
+    adopt_orphans,
+    continue_in_background,
+    die_with_parent,
+    fork_call,
+    start_child,
+)
 from hpcjobs.scheduler.local import queue
 from hpcjobs.scheduler.local.queue import (
     Ended,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from hpcjobs import slurm_commands
 from hpcjobs.errors import CommandMissingError, HpcJobsWarning, SchedulerDownError, SchedulerError
+from hpcjobs.files import user_name
 from hpcjobs.guards import refuse_change
 from hpcjobs.job.array import task_ids
 from hpcjobs.job.models import Job, Plan
@@ -27,7 +28,6 @@ from hpcjobs.scheduler.slurm.parse import (
     parse_squeue,
     parse_submitted,
 )
-from hpcjobs.user import user_name
 
 _ACCOUNT = "sacctmgr show associations user=$USER lists what you may use"
 _NODE = "no node has all of this: fewer CPUs, GPUs or less memory per node; `sinfo -N -l` lists what nodes have"

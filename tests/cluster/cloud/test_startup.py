@@ -17,11 +17,11 @@ from debian_machines import PATH, Machine, machines
 from waiting import eventually
 
 import hpcjobs
-from hpcjobs.cloud.cluster import resolve_cluster
 from hpcjobs.cloud.render import render
+from hpcjobs.cloud.section import resolve_cluster
 from hpcjobs.data import data_folder
+from hpcjobs.packing import build_wheel
 from hpcjobs.site.library import load_site
-from hpcjobs.wheel import build_wheel
 
 pytestmark = pytest.mark.long  # packages come by apt and pip: a minute on a quiet machine, more on a busy one
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIG9uZSBrZXkgdGhhdCBub2JvZHkgaGFzIGF0IGFsbA you@laptop"

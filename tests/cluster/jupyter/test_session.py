@@ -21,9 +21,9 @@ from commandline import hpcjobs
 from laptop import ARTEFACTS, LOGIN, Laptop, on_node, sshd_on
 from waiting import eventually
 
+from hpcjobs.files import user_name
 from hpcjobs.sandbox import Sandbox
 from hpcjobs.sandbox.folder import folder_at
-from hpcjobs.user import user_name
 
 Site = Callable[..., str]
 STRANGER = Path(__file__).parent / "stranger.py"

@@ -12,8 +12,8 @@ from login_node import Cluster
 from waiting import eventually
 
 from hpcjobs.runtime.exits import ExitCode
-from hpcjobs.sandbox import packages
-from hpcjobs.sandbox.packages import apt_line
+from hpcjobs.sandbox import services
+from hpcjobs.sandbox.services import apt_line
 
 SITE = {
     "partitions": {"compute": {"nodes": 4, "node": {"cpus": 16}}},
@@ -41,7 +41,7 @@ def test_tasks_have_the_scripts_environment_where_jobs_are_submitted_with_export
     assert sorted(line for line in job.log.splitlines() if "has" in line) == ["0: has yes", "1: has yes"]
 
 
-@pytest.mark.skipif(not packages.available(), reason=apt_line([packages.PACKAGE]))
+@pytest.mark.skipif(not services.available(), reason=apt_line([services.PACKAGE]))
 def test_a_job_loads_the_modules_of_its_site_and_one_that_is_not_there_ends_it_by_name(cluster: Cluster) -> None:
     """By the hosts' own Environment Modules; openmpi is what tu-hpc names."""
     listed = cluster.submit("-N", "2", "--ntasks-per-node", "1", "bash", "-c", "module -t list 2>&1").done().log

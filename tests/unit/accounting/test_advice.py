@@ -13,11 +13,10 @@ from typing import Any
 import polars as pl
 import pytest
 
-from hpcjobs.jobstats.advice import JobUsage, advise
 from hpcjobs.jobstats.cache import closed_until, days
 from hpcjobs.jobstats.derive import SCHEMA
 from hpcjobs.jobstats.totals import totals
-from hpcjobs.jobstats.usage import add_goodput, read_lasting_s
+from hpcjobs.jobstats.usage import JobUsage, add_goodput, advise, read_lasting_s
 
 GIB = 1 << 30
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 from commandline import ok
 
-from hpcjobs.fabric.node_record import BAD, NodeVerdict, append, record_path
+from hpcjobs.fabric.verdict import BAD, NodeVerdict, append, record_path
 from hpcjobs.run import index
 
 NOW = 1_800_000_000.0

@@ -52,13 +52,13 @@ def study(cluster: SampleCluster, patch: pytest.MonkeyPatch) -> None:
 
 
 def drill(cluster: SampleCluster, patch: pytest.MonkeyPatch) -> None:
-    from hpcjobs.drills.drill import DrillVerdict
+    from hpcjobs.run.drill import DrillVerdict
 
     verdict = DrillVerdict(
         "kill-rank", "rank 1 on n2 was killed", "mine", "51", True, (), 2, 100, 37, 3, 12.0, 100, 0.0,
         str(cluster.here / "runs" / "drill"),
     )  # fmt: skip
-    patch.setattr("hpcjobs.drills.drill.drill", lambda *_, **__: verdict)
+    patch.setattr("hpcjobs.run.drill.drill", lambda *_, **__: verdict)
 
 
 def _login_host(cluster: SampleCluster, patch: pytest.MonkeyPatch) -> None:

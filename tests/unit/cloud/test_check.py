@@ -8,8 +8,8 @@ import pytest
 from sites import KEY, PROVIDERS, saved, sized, tree
 
 from hpcjobs.cloud.check import Report, check
-from hpcjobs.cloud.cluster import resolve_cluster
 from hpcjobs.cloud.render import render
+from hpcjobs.cloud.section import resolve_cluster
 
 
 def report(site: dict[str, Any], **changed: str) -> Report:

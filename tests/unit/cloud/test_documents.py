@@ -25,12 +25,12 @@ import hpcjobs
 from hpcjobs import __version__, plan
 from hpcjobs.cloud import section
 from hpcjobs.cloud.check import provider_schema
-from hpcjobs.cloud.cluster import resolve_cluster
 from hpcjobs.cloud.render import Kind, render, wheel_of, write
+from hpcjobs.cloud.section import resolve_cluster
 from hpcjobs.data import data_folder
 from hpcjobs.errors import RequestError
+from hpcjobs.packing import build_wheel
 from hpcjobs.site.library import load_site
-from hpcjobs.wheel import build_wheel
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden" / "cloud"
 FOLDERS: list[tuple[str, Kind]] = [
@@ -94,6 +94,7 @@ def test_the_module_is_the_same_for_every_site(provider: str) -> None:
     small, large = (render(resolve_cluster(saved(sized(provider, nodes=n, gpus=n > 1)))) for n in (1, 16))
     folders = (data_folder("templates") / "cloud" / name for name in ("common", provider))
     module = {path.name: path.read_text(encoding="utf-8") for folder in folders for path in folder.glob("*.tf")}
+    module["applied.tf"] = small["applied.tf"]  # made from the variables
     assert module == {n: t for n, t in small.items() if n.endswith(".tf")}
     assert module == {n: t for n, t in large.items() if n.endswith(".tf")}
 

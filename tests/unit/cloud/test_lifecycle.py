@@ -17,12 +17,12 @@ from sites import saved, sized
 from stub_provider import serving
 
 from hpcjobs.cloud.check import provider_schema
-from hpcjobs.cloud.cluster import resolve_cluster
 from hpcjobs.cloud.lifecycle import HeadNode, refuse_while_jobs_run, remember_login, variables
+from hpcjobs.cloud.section import resolve_cluster
 from hpcjobs.errors import RequestError
+from hpcjobs.packing import Wheel
 from hpcjobs.processes.programs import Result
 from hpcjobs.site.library import load_site
-from hpcjobs.wheel import Wheel
 
 needs_terraform = pytest.mark.skipif(shutil.which("terraform") is None, reason="terraform is not installed")
 

@@ -18,8 +18,8 @@ from sites import PROVIDERS, saved, sized
 from stub_provider import serving
 
 from hpcjobs.cloud.check import problems, provider_schema
-from hpcjobs.cloud.cluster import resolve_cluster
 from hpcjobs.cloud.render import render, write
+from hpcjobs.cloud.section import resolve_cluster
 
 if shutil.which("terraform") is None:
     pytest.skip("terraform is not installed", allow_module_level=True)

@@ -10,7 +10,7 @@ import pytest
 from site_folders import user_folder
 from sites import saved, sized, tree
 
-from hpcjobs.cloud.cluster import resolve_cluster
+from hpcjobs.cloud.section import resolve_cluster
 from hpcjobs.errors import ConfigError
 
 Site = dict[str, Any]

@@ -14,9 +14,8 @@ from commandline import moment, ok, within
 from imagefile import write_image
 
 from hpcjobs.containers.build import settings
-from hpcjobs.containers.images import find
+from hpcjobs.containers.images import find, read_recipe, recipes, resolve_arguments
 from hpcjobs.containers.look import check
-from hpcjobs.containers.recipes import read_recipe, recipes, resolve_arguments
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.processes.programs import Result
 from hpcjobs.site.library import load_site

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from scripted_slurm import answer
 
-from hpcjobs.user import user_name
+from hpcjobs.files import user_name
 
 RECORDED = Path(__file__).parents[2] / "data" / "discovery"
 _COMMANDS = ("scontrol", "sacctmgr", "sacct", "srun")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hpcjobs.drills.drill import compare
+from hpcjobs.run.drill import compare
 
 
 def run_of(folder: Path, *lines: tuple[int, float]) -> Path:

@@ -9,8 +9,8 @@ import pytest
 from commandline import within
 from scripted_slurm import answer
 
-from hpcjobs.drills.drill import drill
 from hpcjobs.errors import RequestError
+from hpcjobs.run.drill import drill
 
 
 @pytest.mark.parametrize(("fault", "site"), [("kill-rank", "tu-hpc"), ("preempt", "local")])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from commandline import ok, within
 
-from hpcjobs.fabric.node_record import (
+from hpcjobs.fabric.verdict import (
     BAD,
     CLEARED,
     GOOD,

@@ -15,7 +15,7 @@ from commandline import ok, within
 from interpreters import interpreter
 from waiting import eventually
 
-from hpcjobs.pyz import pack
+from hpcjobs.packing import pack
 from hpcjobs.run.figures import read_figures, read_rate
 from hpcjobs.run.index import entries
 from hpcjobs.run.progress import read_progress

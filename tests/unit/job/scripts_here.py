@@ -19,7 +19,7 @@ import hpcjobs
 from hpcjobs.data import data_folder
 from hpcjobs.job.environment import shell_files
 from hpcjobs.job.models import Plan
-from hpcjobs.pyz import pack
+from hpcjobs.packing import pack
 
 GOLDEN = Path(__file__).resolve().parents[2] / "data" / "golden"
 

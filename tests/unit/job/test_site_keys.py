@@ -9,7 +9,7 @@ from commandline import ok, within
 from scripted_slurm import answer
 
 from hpcjobs.errors import ConfigError, RequestError
-from hpcjobs.user import user_name
+from hpcjobs.files import user_name
 
 NODES = "nodes: 4, node: {cpus: 64, mem: 256G"
 SITE = f"partitions: {{cpu: {{{NODES}}}}}, gpu: {{{NODES}, gpus: 4, gpu_model: a100}}, PARTITION}}}}\n"

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from hpcjobs.job.models import Plan
 from hpcjobs.job.plan import plan
+from hpcjobs.packing import pack
 from hpcjobs.processes import tree
-from hpcjobs.pyz import pack
 from hpcjobs.run.folder import write_shell_files
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.local.client import LocalScheduler, state_folder

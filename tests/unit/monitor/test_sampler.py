@@ -18,7 +18,7 @@ from interpreters import interpreter
 from waiting import eventually
 
 from hpcjobs.node.monitor import GpuReader, JobGroup, JobProcesses, NodeSampler
-from hpcjobs.pyz import pack
+from hpcjobs.packing import pack
 
 
 def write(folder: Path, files: dict[str, str]) -> None:

@@ -17,8 +17,8 @@ import pytest
 from interpreters import interpreter
 
 from hpcjobs.node import supervisor
+from hpcjobs.packing import pack
 from hpcjobs.processes.tree import children
-from hpcjobs.pyz import pack
 from hpcjobs.record.attempts import Attempt
 from hpcjobs.record.values import encode
 

@@ -13,10 +13,10 @@ from scripted_slurm import answer
 from hpcjobs.cli.fetch import find_target, words_there
 from hpcjobs.errors import ConfigError
 from hpcjobs.files import config_dir
+from hpcjobs.packing import build_wheel, digest_package
 from hpcjobs.remote.laptop import _expand_there
 from hpcjobs.run.folder import code_files
 from hpcjobs.site.library import load_site
-from hpcjobs.wheel import build_wheel, digest_package
 
 PARTITIONS = {"compute": {"nodes": 2, "node": {"cpus": 4}}}
 SITE = {"partitions": PARTITIONS, "login": "you@login.example"}

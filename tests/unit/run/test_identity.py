@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from hpcjobs.errors import RequestError, SchedulerDownError
+from hpcjobs.files import user_name
 from hpcjobs.job.models import Plan
 from hpcjobs.run import index
 from hpcjobs.run.control import cancel
@@ -24,7 +25,6 @@ from hpcjobs.run.status import end_all, statuses
 from hpcjobs.run.wait import wait
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, Submitted, reachable_clusters
 from hpcjobs.site.machine import cluster_name
-from hpcjobs.user import user_name
 
 NOW = time.time()
 SITE = "{description: two nodes, partitions: {main: {nodes: 2, node: {cpus: 4, mem: 8G}}}, slurm_conf: %s}\n"

@@ -12,10 +12,10 @@ import pytest
 from commandline import ok, within
 from scripted_slurm import answer
 
+from hpcjobs.files import user_name
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
 from hpcjobs.scheduler.slurm.parse import parse_scontrol, read_shown
-from hpcjobs.user import user_name
 
 NOW = int(time.time())
 SITE = "{cluster: c, partitions: {main: {nodes: 2, node: {cpus: 4, mem: 8G}}}}\n"

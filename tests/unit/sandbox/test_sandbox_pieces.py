@@ -14,7 +14,7 @@ from commandline import within
 
 from hpcjobs import sandbox
 from hpcjobs.errors import HpcJobsError, RequestError
-from hpcjobs.sandbox import packages
+from hpcjobs.sandbox import services
 from hpcjobs.sandbox.folder import Daemon, Folder, alive, check_usable, folder_at, lock, recorded_daemons, spawn, until
 from hpcjobs.sandbox.layout import Shape
 from hpcjobs.sandbox.network import add_block, has_block, remove_block
@@ -157,8 +157,8 @@ def test_a_record_that_cannot_be_read_does_not_stop_taking_down(folder: Folder) 
 
 def test_missing_packages_are_named_with_the_apt_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """The line can be pasted."""
-    monkeypatch.setattr(packages, "PACKAGES", ("bash", "slurm-of-tomorrow", "munge-of-tomorrow"))
-    monkeypatch.setattr(packages, "is_debian", lambda: True)
+    monkeypatch.setattr(services, "PACKAGES", ("bash", "slurm-of-tomorrow", "munge-of-tomorrow"))
+    monkeypatch.setattr(services, "is_debian", lambda: True)
     with pytest.raises(RequestError) as caught:
         sandbox.up(sandbox.Shape())
     line = "apt-get install -y --no-install-recommends slurm-of-tomorrow munge-of-tomorrow"
@@ -168,8 +168,8 @@ def test_missing_packages_are_named_with_the_apt_line(monkeypatch: pytest.Monkey
 
 def test_who_is_not_root_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Up and down; status needs no root."""
-    monkeypatch.setattr(packages, "missing_packages", list)
-    monkeypatch.setattr(packages, "is_debian", lambda: True)
+    monkeypatch.setattr(services, "missing_packages", list)
+    monkeypatch.setattr(services, "is_debian", lambda: True)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(RequestError, match="sudo hpcjobs sandbox up"):
         sandbox.up(sandbox.Shape())
@@ -179,7 +179,7 @@ def test_who_is_not_root_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_another_distribution_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packages come by apt."""
-    monkeypatch.setattr(packages, "is_debian", lambda: False)
+    monkeypatch.setattr(services, "is_debian", lambda: False)
     with pytest.raises(RequestError, match="Debian or Ubuntu"):
         sandbox.up(sandbox.Shape())
 

@@ -23,7 +23,7 @@ from hpcjobs.scaling.runs import _COLUMNS, tabulate
 from hpcjobs.scaling.study import Mode, Size, Study, StudyRun
 from hpcjobs.scaling.study_sweep import define
 from hpcjobs.sweeps.cells import command
-from hpcjobs.sweeps.chunk_plans import resolve_program
+from hpcjobs.sweeps.submit import resolve_program
 
 NOISE = (0.99, 1.0, 1.01)
 

@@ -17,8 +17,14 @@ from hpcjobs.job.plan import resolve_request
 from hpcjobs.run.index import Entry
 from hpcjobs.scaling.auto_size import Goal, TrialBudget, find_size, parse_finish
 from hpcjobs.scaling.earlier_runs import EarlierRun, class_of
-from hpcjobs.scaling.size_answer import SizeAnswer, Value, describe_answer
-from hpcjobs.scaling.size_choice import SizeChoice, choose_by_efficiency, measure_sizes
+from hpcjobs.scaling.size_choice import (
+    SizeAnswer,
+    SizeChoice,
+    Value,
+    choose_by_efficiency,
+    describe_answer,
+    measure_sizes,
+)
 from hpcjobs.scheduler.base import State, discard
 
 Law = Callable[[Job], float]

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 import hpcjobs
 from hpcjobs.errors import RequestError, SchedulerDownError, SchedulerError
 from hpcjobs.processes.programs import Result
-from hpcjobs.sweeps.chunk_plans import Cut, Limits, cuts, parse_config, read_limits
-from hpcjobs.sweeps.submit import largest_array
+from hpcjobs.sweeps.submit import Cut, Limits, cuts, largest_array, parse_config, read_limits
 
 CONFIG = """Configuration data as of 2026-11-21T12:00:00
 MaxArraySize            = 1001

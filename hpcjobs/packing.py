@@ -1,19 +1,62 @@
-"""Packs the running hpcjobs as a wheel: rented clusters and login hosts install it, not an index's package."""
+"""Packs the running hpcjobs: parts of it as a file for a node's Python, all of it as a wheel for other machines."""
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import io
-import zipfile
 from collections.abc import Iterator
-from importlib.metadata import distribution
 from pathlib import Path
 from typing import NamedTuple
 
 import hpcjobs
 from hpcjobs import __version__
 from hpcjobs.data import KINDS, data_folder
+
+_PACKAGE = Path(hpcjobs.__file__).parent
+
+
+_SHARED = (
+    "files.py",
+    "gpu_errors.py",
+    "processes/__init__.py",
+    "processes/fork.py",
+    "processes/start.py",
+    "processes/tree.py",
+    "record/__init__.py",
+    "record/attempts.py",
+    "record/control.py",
+    "record/figures.py",
+    "record/monitor.py",
+    "record/names.py",
+    "record/numbers.py",
+    "record/state.py",
+    "record/text.py",
+    "record/values.py",
+    "scheduler_kind.py",
+    "slurm_commands.py",
+)
+"""Modules of hpcjobs that every packed program may import from outside its package."""
+
+
+def pack(name: str) -> bytes:
+    """A zip file that Python runs: a package with its ``__main__``, or a module with its ``main``."""
+    parts = name.split(".")
+    place = _PACKAGE.joinpath(*parts[1:])
+    if place.is_dir():
+        paths, program = sorted(place.glob("*.py")), (place / "__main__.py").read_text(encoding="utf-8")
+    else:
+        paths, program = [place.with_suffix(".py")], f"import sys\nfrom {name} import main\nsys.exit(main())\n"
+    content = io.BytesIO()
+    import zipfile  # every submission imports this module, and few pack a program
+
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("__main__.py", program)
+        for depth in range(1, len(parts)):
+            archive.writestr("/".join([*parts[:depth], "__init__.py"]), "")
+        for path in [*paths, *(_PACKAGE / shared for shared in _SHARED)]:
+            archive.writestr(f"hpcjobs/{path.relative_to(_PACKAGE)}", path.read_text(encoding="utf-8"))
+    return content.getvalue()
+
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _INFO = f"hpcjobs-{__version__}.dist-info"
@@ -33,6 +76,8 @@ def build_wheel() -> Wheel:
 
     An installed package and an editable checkout give the same wheel, with the layout of the project's build.
     """
+    import zipfile
+
     files = dict(sorted(_files()))
     record = f"{_INFO}/RECORD"
     lines = [f"{name},sha256={_urlsafe_digest(content)},{len(content)}" for name, content in files.items()]
@@ -59,17 +104,18 @@ def digest_package() -> str:
 
 def _files() -> Iterator[tuple[str, bytes]]:
     """Path inside the wheel -> content of everything but RECORD."""
-    package = Path(hpcjobs.__file__).parent
-    for path in _visible(package):
-        if path.relative_to(package).parts[0] != "_data":
-            yield f"hpcjobs/{path.relative_to(package).as_posix()}", path.read_bytes()
+    from importlib import metadata
+
+    for path in _visible(_PACKAGE):
+        if path.relative_to(_PACKAGE).parts[0] != "_data":
+            yield f"hpcjobs/{path.relative_to(_PACKAGE).as_posix()}", path.read_bytes()
     for kind in KINDS:
         folder = data_folder(kind)
         for path in _visible(folder):
             yield f"hpcjobs/_data/{kind}/{path.relative_to(folder).as_posix()}", path.read_bytes()
-    plugin = package.parent / "hydra_plugins/hpcjobs_launcher.py"  # plugins of others may be in the same folder
+    plugin = _PACKAGE.parent / "hydra_plugins/hpcjobs_launcher.py"  # plugins of others may be in the same folder
     yield "hydra_plugins/hpcjobs_launcher.py", plugin.read_bytes()
-    installed = distribution("hpcjobs")
+    installed = metadata.distribution("hpcjobs")
     for name in ("METADATA", "entry_points.txt"):
         yield f"{_INFO}/{name}", (installed.read_text(name) or "").encode()
     yield f"{_INFO}/WHEEL", _WHEEL.encode()
@@ -83,4 +129,6 @@ def _visible(folder: Path) -> Iterator[Path]:
 
 
 def _urlsafe_digest(content: bytes) -> str:
+    import base64
+
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
