@@ -139,8 +139,7 @@ class BackgroundWriter(ABC):
             self._try(meta, state)
             if self._unwritten is not None and self._agree(time.monotonic() >= give_up):
                 fault = StorageFault(
-                    f"step {meta.step} can't be saved in {self.folder}: {self._unwritten[2]}",
-                    hint=self._hint,
+                    f"step {meta.step} can't be saved in {self.folder}: {self._unwritten[2]}", hint=self._hint
                 )
                 if refused is None:
                     raise fault

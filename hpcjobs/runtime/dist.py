@@ -44,14 +44,7 @@ SOURCES = (
         "OMPI_COMM_WORLD_LOCAL_SIZE",
         None,
     ),
-    Names(
-        "horovod",
-        "HOROVOD_RANK",
-        "HOROVOD_SIZE",
-        "HOROVOD_LOCAL_RANK",
-        "HOROVOD_LOCAL_SIZE",
-        "HOROVOD_CROSS_RANK",
-    ),
+    Names("horovod", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK"),
     Names("pmi", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", None),
     Names("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", None, "SLURM_NODEID"),
 )
@@ -302,49 +295,6 @@ def choose_run_dir(given: str | os.PathLike[str] | None, name: str, env: DistEnv
     if not of_job and given is None and env.rank == 0:
         print(f"not started by hpcjobs: files go to {folder}; start(run_dir=...) chooses another folder", flush=True)
     return folder
-
-
-class ScriptRank:
-    """The place of this process in its job, by `env`."""
-
-    def __init__(self, env: DistEnv) -> None:
-        self.env = env
-
-    @property
-    def rank(self) -> int:
-        """The number of this process among all of the job, from 0."""
-        return self.env.rank
-
-    @property
-    def world_size(self) -> int:
-        """The number of processes of the job."""
-        return self.env.world_size
-
-    @property
-    def local_rank(self) -> int:
-        """The number of this process on its host, from 0."""
-        return self.env.local_rank
-
-    @property
-    def device_index(self) -> int | None:
-        """The index of this rank's GPU among its visible ones; None without a GPU.
-
-        Raises:
-            BadConfiguration: ranks would share GPUs.
-        """
-        visible = count_gpus()
-        return self.env.device_index(visible, on_node=gpus_on_node(os.environ)) if visible else None
-
-    @property
-    def device(self) -> str:
-        """The device in torch's notation: ``cuda:1``, or ``cpu``."""
-        index = self.device_index
-        return "cpu" if index is None else f"cuda:{index}"
-
-    def print(self, text: str) -> None:
-        """A line on standard output, from rank 0."""
-        if self.env.rank == 0:
-            print(text, flush=True)
 
 
 def export_ranks(env: DistEnv) -> None:

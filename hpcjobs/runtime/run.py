@@ -18,6 +18,7 @@ docs/own_scripts.md explains it. Only the standard library is needed; torch is l
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -33,9 +34,10 @@ from hpcjobs.runtime import signals
 from hpcjobs.runtime.checkpoints import FOLDER, CheckpointMeta
 from hpcjobs.runtime.dist import (
     DistEnv,
-    ScriptRank,
     choose_run_dir,
+    count_gpus,
     export_ranks,
+    gpus_on_node,
     refuse_less_than_one,
     refuse_other_world,
 )
@@ -48,13 +50,12 @@ from hpcjobs.runtime.step_log import (
     read_number,
     read_result,
     read_step,
-    refuse_infinite_epoch,
     require_trackers,
 )
 from hpcjobs.runtime.watchdog import Heartbeat, report_stacks
 
 
-class Run(ScriptRank):
+class Run:
     """One rank's part of a run; made by `start()`.
 
     Attributes:
@@ -79,7 +80,7 @@ class Run(ScriptRank):
         hook: ExceptionHook,
         log_to: Sequence[str] = (),
     ) -> None:
-        super().__init__(env)
+        self.env = env
         self.run_dir, self.name, self.total_steps = run_dir, name, total_steps
         self.attempt = name_attempt(os.environ)
         """Names this start of the program: a requeued job has another one."""
@@ -118,6 +119,44 @@ class Run(ScriptRank):
         self._exit_hooks = ExitHooks(run_dir, self.flush, self._record_failure, hook=hook)
         self.print(f"run folder {run_dir}" + (f", resumed at step {self.step}" if self.step else ""))
 
+    # --- the place of this process
+
+    @property
+    def rank(self) -> int:
+        """The number of this process among all of the job, from 0."""
+        return self.env.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes of the job."""
+        return self.env.world_size
+
+    @property
+    def local_rank(self) -> int:
+        """The number of this process on its host, from 0."""
+        return self.env.local_rank
+
+    @property
+    def device_index(self) -> int | None:
+        """The index of this rank's GPU among its visible ones; None without a GPU.
+
+        Raises:
+            BadConfiguration: ranks would share GPUs.
+        """
+        visible = count_gpus()
+        return self.env.device_index(visible, on_node=gpus_on_node(os.environ)) if visible else None
+
+    @property
+    def device(self) -> str:
+        """The device in torch's notation: ``cuda:1``, or ``cpu``."""
+        index = self.device_index
+        return "cpu" if index is None else f"cuda:{index}"
+
+    def print(self, text: str) -> None:
+        """A line on standard output, from rank 0."""
+        if self.env.rank == 0:
+            print(text, flush=True)
+
     # --- metrics
 
     def log(self, step: int, **values: Any) -> None:
@@ -135,8 +174,8 @@ class Run(ScriptRank):
         for key, value in values.items():
             if type(value) is not float and type(value) is not int:
                 values[key] = read_number(key, value)
-        if "epoch" in values:
-            refuse_infinite_epoch(values["epoch"])
+        if "epoch" in values and isinstance(epoch := values["epoch"], float) and not math.isfinite(epoch):
+            raise ValueError(f"log(): epoch is {epoch}, expected a finite number")
         self._newest_step = step
         wrote = self._log.add(step, values)
         if self._heartbeat is not None:

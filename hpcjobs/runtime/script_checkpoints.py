@@ -29,12 +29,7 @@ from typing import TYPE_CHECKING, Any
 from hpcjobs.files import write_beside
 from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.checkpoint_writer import BackgroundWriter, CheckpointKeeper
-from hpcjobs.runtime.checkpoints import (
-    MANIFEST,
-    CheckpointMeta,
-    Draft,
-    measure,
-)
+from hpcjobs.runtime.checkpoints import MANIFEST, CheckpointMeta, Draft, measure
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import BadCheckpoint, LossNotFinite, WorldMismatch
 from hpcjobs.runtime.signals import JobControl, find_store
@@ -168,15 +163,7 @@ class Part:
 class StateWriter(BackgroundWriter):
     """Writes in the background; without `sharded` rank 0 alone."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        keep: int,
-        rank: int,
-        attempt: str,
-        on_written: Callable[[int], None],
-    ) -> None:
+    def __init__(self, folder: Path, *, keep: int, rank: int, attempt: str, on_written: Callable[[int], None]) -> None:
         """`attempt` names this start of the program: files of a rank that an earlier one left are not taken for new."""
         super().__init__(
             folder, keep=keep, background=True, on_written=on_written, first=rank == 0, owner=f"kit-{attempt}"
@@ -373,6 +360,5 @@ class ScriptCheckpoints(CheckpointKeeper):
 
 def _folder_error(problem: str) -> WorldMismatch:
     return WorldMismatch(
-        f"{problem} (on {socket.gethostname()})",
-        hint="the run folder must be on a file system that all hosts share",
+        f"{problem} (on {socket.gethostname()})", hint="the run folder must be on a file system that all hosts share"
     )

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 import operator
 import os
 import platform
@@ -79,12 +78,6 @@ def read_step(step: Any, method: str) -> int:
     return number
 
 
-def refuse_infinite_epoch(value: Any) -> None:
-    """metrics.jsonl has epochs as whole numbers."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"log(): epoch is {value}, expected a finite number")
-
-
 def _describe(value: object) -> str:
     text = repr(value)
     return f"a {type(value).__name__} ({text if len(text) <= 40 else text[:37] + '...'})"
@@ -144,7 +137,7 @@ class StepLog:
         """Seconds per step, of the newest lines; the first ones left out."""
         self._pending: list[tuple[int, float, float, dict[str, Any]]] = []
         self._excluded_s = 0.0
-        self._began_at, self._began = time.time(), time.perf_counter()
+        self.started_at, self._began = time.time(), time.perf_counter()
         self._flush_at = 0.0
         self._lines = 0
         self._last: tuple[int, float] = (first_step, self._began)
@@ -224,11 +217,6 @@ class StepLog:
     def elapsed_s(self) -> float:
         return time.perf_counter() - self._began
 
-    @property
-    def started_at(self) -> float:
-        """Seconds since 1970."""
-        return self._began_at
-
     def write(self, kind: str, **values: object) -> None:
         """Write a line of another kind, after the logged ones."""
         self.flush()
@@ -240,15 +228,10 @@ class StepLog:
             return
         if self._log is None:
             keep_bytes = _bytes_until(self._path, self.first_step)
-            trackers = self._open_trackers()
+            run = TrackedRun(self._path.parent, self.name, self.first_step, self._head)
+            trackers = open_trackers(self._log_to, run, report=partial(print, flush=True))
             self._log = RunLog(self._path.parent, self._head, keep_bytes=keep_bytes, trackers=trackers)
         self._log.append(text)
-
-    def _open_trackers(self) -> Trackers | None:
-        if not self._log_to or self._path is None:
-            return None
-        run = TrackedRun(self._path.parent, str(self._head["workload"]), self.first_step, self._head)
-        return open_trackers(self._log_to, run, report=partial(print, flush=True))
 
     def tell(self) -> int:
         """Bytes of the file with all that was logged."""

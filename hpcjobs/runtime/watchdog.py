@@ -23,7 +23,7 @@ import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -274,37 +274,28 @@ BEATS = 1000
 """The limit is computed from this number of newest times between signs of life."""
 
 
-class Heartbeat:
+class Heartbeat(Watchdog):
     """Ends the run with code 19 once no rank shows signs of life; the watchdog's `Ranks`.
 
     Ranks have met nowhere that this process knows of: each notes its host in the run folder for the others.
     """
 
     def __init__(self, env: DistEnv, run_dir: Path, *, after_s: float | None) -> None:
-        self._env, self._folder = env, run_dir / FOLDER
+        self._env = env
         self._between: deque[float] = deque(maxlen=BEATS)
         self._last: float | None = None
-        self._folder.mkdir(exist_ok=True)
-        (self._folder / f"host-{env.rank}").write_text(own_host(), encoding="utf-8")
-        self._watchdog = Watchdog(self, run_dir, lambda: tuple(self._between), after_s=after_s, on=True)
+        folder = run_dir / FOLDER
+        folder.mkdir(exist_ok=True)
+        (folder / f"host-{env.rank}").write_text(own_host(), encoding="utf-8")
+        super().__init__(self, run_dir, lambda: tuple(self._between), after_s=after_s, on=True)
 
-    def beat(self, step: int) -> None:
+    def beat(self, step: int, phase: str = "step") -> None:
         """Record a sign of life, after `step` finished steps."""
         now = time.perf_counter()
         if self._last is not None:
             self._between.append(now - self._last)
         self._last = now
-        self._watchdog.beat(step, "step")
-
-    def update_limit(self) -> None:
-        self._watchdog.update_limit()
-
-    def suspend(self) -> AbstractContextManager[None]:
-        """Suspend the watchdog."""
-        return self._watchdog.suspend()
-
-    def close(self) -> None:
-        self._watchdog.close()
+        super().beat(step, phase)
 
     @property
     def rank(self) -> int:
@@ -316,7 +307,7 @@ class Heartbeat:
 
     def _read_host(self, rank: int) -> str:
         try:
-            return (self._folder / f"host-{rank}").read_text(encoding="utf-8")
+            return (self.folder / f"host-{rank}").read_text(encoding="utf-8")
         except OSError:  # that rank has not called watch() yet
             return "an unknown host"
 

@@ -104,19 +104,14 @@ def add_flags(parser: argparse.ArgumentParser, owner: type[Any], *, title: str) 
     for item in fields(owner):
         name, meta = "--" + item.name.replace("_", "-"), item.metadata
         shown = "" if item.default in (None, (), "", MISSING) else f" [{item.default}]"
-        common: dict[str, Any] = {"dest": item.name, "default": item.default, "help": _escape(meta["help"] + shown)}
+        help_text = (meta["help"] + shown).replace("%", "%%")  # argparse reads a single one as the start of a format
+        common: dict[str, Any] = {"dest": item.name, "help": help_text}
+        common |= {"required": True} if item.default is MISSING else {"default": item.default}
         if isinstance(item.default, bool):
             group.add_argument(name, action=argparse.BooleanOptionalAction, **common)
             continue
         many: dict[str, Any] = {"nargs": "+"} if isinstance(item.default, tuple) else {}
-        if item.default is MISSING:
-            common = {"dest": item.name, "required": True, "help": _escape(meta["help"])}
         group.add_argument(name, type=meta["parse"], choices=meta["choices"], metavar=meta["metavar"], **common, **many)
-
-
-def _escape(text: str) -> str:
-    """Double percent signs, which argparse would read as the start of a format."""
-    return text.replace("%", "%%")
 
 
 def flags_of(function: Callable[..., object]) -> type[Any]:
@@ -145,22 +140,10 @@ def flags_of(function: Callable[..., object]) -> type[Any]:
                 hint="str, int, float, bool, Literal of strings, or one of these | None",
             )
         default = MISSING if parameter.default is parameter.empty else parameter.default
-        parse = str if kind is None or choices is not None else parse_as(kind)
+        parse = str if kind is None or choices is not None else kind
         settings = {"help": help_text, "parse": parse, "choices": choices, "metavar": None}
         items.append((parameter.name, Any, field(default=default, metadata=settings)))
     return make_dataclass("WorkloadFlags", items, frozen=True, kw_only=True)
-
-
-def parse_as(kind: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return a parser for one type with a readable error."""
-
-    def parse(text: str) -> Any:
-        try:
-            return kind(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not of type {getattr(kind, '__name__', kind)}") from None
-
-    return parse
 
 
 def read_flags(owner: type[T], parsed: argparse.Namespace) -> T:
@@ -269,8 +252,7 @@ class Config:
         (), "last parts of the names of layers to adapt [all linear ones of the blocks]", metavar="NAME"
     )
     resume: str = flag(
-        "auto",
-        "auto: from the run folder's newest sound checkpoint; none, or a folder: where the first attempt begins",
+        "auto", "auto: from the run folder's newest sound checkpoint; none, or a folder: where the first attempt begins"
     )
     probe_every: int = flag(
         250, "steps between two measurements of exposed communication", parse=positive(int), metavar="N"

@@ -20,11 +20,7 @@ class DdpScratchFlags:
 
 def main(argv: Sequence[str] | None = None) -> int:
     return launch(
-        "ddp_scratch",
-        __doc__,
-        DdpScratchFlags,
-        argv,
-        strategy="hpcjobs.trainers.strategies.ddp_scratch:DdpScratch",
+        "ddp_scratch", __doc__, DdpScratchFlags, argv, strategy="hpcjobs.trainers.strategies.ddp_scratch:DdpScratch"
     )
 
 

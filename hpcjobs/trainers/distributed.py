@@ -426,14 +426,8 @@ def _form(env: DistEnv, store: Store, device_name: str, timeout_s: float, stall_
         torch.cuda.set_device(device)
     init_process_group(device, env, PrefixStore("group", store), stall_after_s=stall_after_s)
     _HELD.append(dist.group.WORLD)
-    return RankGroup(env, hosts, device, name_backend(device), store)
-
-
-def name_backend(device: torch.device) -> str:
-    """Return the collective library for tensors of this device; torch's nccl is RCCL on AMD GPUs."""
-    if device.type != "cuda":
-        return "gloo"
-    return "nccl" if torch.version.hip is None else "rccl"
+    of_gpu = "nccl" if torch.version.hip is None else "rccl"  # torch calls AMD's library nccl too
+    return RankGroup(env, hosts, device, of_gpu if device.type == "cuda" else "gloo", store)
 
 
 def init_process_group(device: torch.device, env: DistEnv, store: Store, *, stall_after_s: float = 0.0) -> None:

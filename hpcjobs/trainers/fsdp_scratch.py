@@ -20,11 +20,7 @@ class FsdpScratchFlags:
 
 def main(argv: Sequence[str] | None = None) -> int:
     return launch(
-        "fsdp_scratch",
-        __doc__,
-        FsdpScratchFlags,
-        argv,
-        strategy="hpcjobs.trainers.strategies.fsdp_scratch:FsdpScratch",
+        "fsdp_scratch", __doc__, FsdpScratchFlags, argv, strategy="hpcjobs.trainers.strategies.fsdp_scratch:FsdpScratch"
     )
 
 

@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Generic, TypeVar
 
 from hpcjobs.record.summary import RunSummary
@@ -98,8 +98,8 @@ def launch(
             config, chosen, own = _parse(trainer, about, flags, argv)
             refuse_other_world(env, os.environ)
             call = Call(trainer, config, chosen, env, own, stop)
-            run = import_object(train)
-            run(call, import_object(strategy)(chosen))
+            run = resolve_name(train)  # from here on torch is loaded
+            run(call, resolve_name(strategy)(chosen))
     except Requeue as left:
         return left.code
     except TrainerError as error:
@@ -109,15 +109,9 @@ def launch(
         if stop is not None:  # a signal while the interpreter ends would make a failure of a completed run
             ignore()
         if "hpcjobs.trainers.distributed" in sys.modules:
-            import_object("hpcjobs.trainers.distributed:release_groups")()
+            resolve_name("hpcjobs.trainers.distributed:release_groups")()
         flush()
     return ExitCode.OK
-
-
-def import_object(dotted: str) -> Any:
-    """Import `module:name`; loads torch."""
-    module, _, name = dotted.partition(":")
-    return getattr(import_module(module), name)
 
 
 def own_rank() -> str:

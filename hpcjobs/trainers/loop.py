@@ -297,7 +297,7 @@ class TrainingRun:
         """
         step = self.first_step
         if self.resumed is not None and self.evaluator.due(step):
-            epoch = self.plan.epoch_of(step)
+            epoch, _ = self.plan.locate(step - 1)  # of the last finished step
             self.evaluate(step, epoch)
             if self.resumed.loss is None and self.checkpoints.due(step):
                 self.checkpoints.save(step, epoch)
@@ -348,10 +348,7 @@ def open_run(call: Call[Any], strategy: Strategy) -> Iterator[TrainingRun]:
     require_trackers(config.log_to)
     with (
         join_world(
-            call.env,
-            device=config.device,
-            timeout_s=config.rendezvous_timeout_s,
-            stall_after_s=config.stall_after,
+            call.env, device=config.device, timeout_s=config.rendezvous_timeout_s, stall_after_s=config.stall_after
         ) as group,
         ExitStack() as stack,
     ):

@@ -86,17 +86,10 @@ def peak_flops_per_s(
     """
     for pattern, peak in PEAKS:
         if re.search(rf"\b(?:{pattern})\b", device_name):
-            stated = _of_precision(peak, precision, tf32=tf32)
+            by_tf32 = precision == "fp32" and tf32 and peak.tf32
+            stated: float | None = getattr(peak, "tf32" if by_tf32 else precision)
             return None if stated is None else stated * _share(device_name, multiprocessors) * 1e12
     return None
-
-
-def _of_precision(peak: Peak, precision: str, *, tf32: bool) -> float | None:
-    if precision == "fp16":
-        return peak.fp16
-    if precision == "bf16":
-        return peak.bf16
-    return (peak.tf32 if tf32 else None) or peak.fp32
 
 
 def _share(device_name: str, multiprocessors: int | None) -> float:
@@ -109,17 +102,13 @@ def _share(device_name: str, multiprocessors: int | None) -> float:
     return multiprocessors / complete
 
 
-def _seconds() -> array[float]:
-    return array("d")
-
-
 @dataclass
 class Meter:
     """Call `begin`, `data_ready`, `end` once per step."""
 
     device: torch.device
-    step_s: array[float] = field(default_factory=_seconds)
-    wait_s: array[float] = field(default_factory=_seconds)
+    step_s: array[float] = field(default_factory=lambda: array("d"))
+    wait_s: array[float] = field(default_factory=lambda: array("d"))
     epoch_began: float | None = None
     """Start of the first step of the current epoch; None before that step."""
     epoch_first: int = 0
@@ -132,7 +121,7 @@ class Meter:
         if self.epoch_began is None:
             self.epoch_began, self.epoch_first = self._began, len(self.wait_s)
         if self.device.type == "cuda":
-            start, end = _event(), _event()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             start.record()
             self._events.append((start, end))
 
@@ -166,10 +155,6 @@ class Meter:
     @property
     def counted_waits(self) -> Sequence[float]:
         return self.wait_s[WARMUP:] or self.wait_s
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 class EpochTime(NamedTuple):
@@ -230,14 +215,15 @@ class Recorder:
         self.meter.read_gpu_times()
         recent, waits = self.meter.step_s[-steps:], self.meter.wait_s[-steps:]
         mine = torch.stack(self._pending).double().mean(), sum(recent) / steps, sum(waits) / steps
-        own = [_mean(values) for values in self._pending_metrics.values()]
+        stacks = ([value.double() for value in values] for values in self._pending_metrics.values())
+        own = [float(torch.stack(stack).mean()) if stack else math.nan for stack in stacks]
         losses, step_s, wait_s, *others = self.group.rows([*(float(value) for value in mine), *own]).unbind(1)
         metrics = {name: float(row.nanmean()) for name, row in zip(self._pending_metrics, others, strict=True)}
         mean = float(losses.mean())
         self._pending.clear()
         for values in self._pending_metrics.values():
             values.clear()
-        if mean != mean or mean in (float("inf"), float("-inf")):
+        if not math.isfinite(mean):
             raise LossNotFinite(
                 f"the loss is {mean} at step {step} (epoch {epoch + 1})",
                 hint="a smaller --lr, --warmup-steps, --clip-norm 1.0, or --precision bf16 instead of fp16",
@@ -399,10 +385,6 @@ class Recorder:
     def _write(self, kind: str, **values: object) -> None:
         if self._log is not None:
             self._log.write(kind, **values)
-
-
-def _mean(values: Sequence[torch.Tensor]) -> float:
-    return float(torch.stack([value.double() for value in values]).mean()) if values else math.nan
 
 
 def by_rank(group: RankGroup, meter: Meter, compute_s: Sequence[float]) -> ByRank:

@@ -130,18 +130,6 @@ class TrainingPlan:
         )
 
     @property
-    def ends_by_epochs(self) -> bool:
-        """Whether the limit of epochs ends the run, not the limit of steps."""
-        return self.epochs_limit is not None and self.total_steps == self.epochs_limit * self.steps_per_epoch + (
-            self._shift
-        )
-
-    @property
-    def first_step(self) -> int:
-        """Finished steps when this run starts."""
-        return 0 if self.resumed is None else self.resumed.done
-
-    @property
     def _shift(self) -> int:
         """Finished steps minus the steps that this world needs to the resumed position; may be negative."""
         at = self.resumed
@@ -150,10 +138,6 @@ class TrainingPlan:
     def locate(self, step: int) -> tuple[int, int]:
         """The epoch of the step after `step` finished ones, and the finished steps of that epoch."""
         return divmod(step - self._shift, self.steps_per_epoch)
-
-    def epoch_of(self, step: int) -> int:
-        """The epoch of the last of `step` finished steps."""
-        return self.locate(step - 1)[0]
 
     def ends_epoch(self, step: int, *, every: int = 1) -> bool:
         """Whether `step` finished steps end an epoch, or each `every`th."""
@@ -192,7 +176,7 @@ class TrainingPlan:
         also at a world size that needs more or fewer steps for an epoch.
         """
         total = self.total_steps
-        if self.ends_by_epochs:
+        if self.epochs_limit is not None and total == self.epochs_limit * self.steps_per_epoch + self._shift:
             step, total = step - self._shift, total - self._shift
         if step < self.warmup_steps:
             return self.lr * (step + 1) / self.warmup_steps

@@ -155,7 +155,8 @@ class Probe:
     def _window(self, batch: Batch, *, sync: bool) -> float:
         stepper = self.stepper
         with nullcontext() if sync else stepper.strategy.quiet(stepper.model):
-            self._await_all()
+            self._await_device()
+            self.group.barrier()
             began = time.perf_counter()
             stepper.backward(batch)
             if sync:
@@ -164,10 +165,6 @@ class Probe:
             took = time.perf_counter() - began
         stepper.strategy.zero_grad(stepper.optimizer)
         return took
-
-    def _await_all(self) -> None:
-        self._await_device()
-        self.group.barrier()
 
     def _await_device(self) -> None:
         if self.group.device.type == "cuda":

@@ -40,9 +40,6 @@ from hpcjobs.trainers.workloads.base import (
     Workload,
     count_samples,
     order_names,
-    refuse_frozen_model,
-    refuse_loss_without_gradient,
-    refuse_other_model,
     slice_batch,
     split_loss,
 )
@@ -155,9 +152,7 @@ def build_optimizer(
     if workload.optimizer == "sgd":
         momentum = MOMENTUM if config.momentum is None else config.momentum
         sharded = any(isinstance(parameter, DTensor) for _, parameters in groups for parameter in parameters)
-        return torch.optim.SGD(
-            settings, lr=lr, momentum=momentum, fused=not sharded
-        )  # torch has no fused SGD of shards
+        return torch.optim.SGD(settings, lr=lr, momentum=momentum, fused=not sharded)  # none of shards
     if workload.optimizer == "adafactor":
         return torch.optim.Adafactor(settings, lr=lr)
     if workload.optimizer == "adamw":
@@ -202,7 +197,9 @@ class Stepper:
         def build() -> nn.Module:
             seed_all(config.seed)  # the same weights on all ranks; later each rank has another seed
             model = workload.build_model()
-            refuse_other_model(model, workload)
+            if not isinstance(model, nn.Module):
+                what = f"a {type(model).__name__}, expected a torch.nn.Module"
+                raise UsageError(f"build_model of the workload {workload.name} returned {what}")
             if config.init_from is not None and not is_meta(model):
                 load_weights(model, Path(config.init_from))
             if config.lora is not None:
@@ -213,7 +210,8 @@ class Stepper:
         if isinstance(skeleton, str):
             group.log(f"each rank builds the complete model, which the meta device cannot have: {skeleton}")
         bare = skeleton.model if isinstance(skeleton, Skeleton) else build().to(group.device)
-        refuse_frozen_model(bare, workload)
+        if not any(parameter.requires_grad for parameter in bare.parameters()):
+            raise UsageError(f"the model of the workload {workload.name} has no weights to train")
         if config.sync_batchnorm:
             synchronize_batch_norms(bare, strategy)
         if config.activation_checkpointing or config.compile_blocks:
@@ -273,15 +271,12 @@ class Stepper:
     @contextmanager
     def weights_to_evaluate(self) -> Iterator[None]:
         """Inside, the model has the averaged weights, where --ema is given."""
-        if self.ema is None:
-            yield
-            return
-        with self._swapped_weights():
-            self._evaluates_average = True
-            try:
+        self._evaluates_average = self.ema is not None
+        try:
+            with self._swapped_weights() if self._evaluates_average else nullcontext():
                 yield
-            finally:
-                self._evaluates_average = False
+        finally:
+            self._evaluates_average = False
 
     @contextmanager
     def trained_weights(self) -> Iterator[None]:
@@ -316,7 +311,11 @@ class Stepper:
         """Run one forward and backward pass, and return its loss, multiplied by `share` if given."""
         with self.autocast():
             loss = self.compute_loss(batch)
-            refuse_loss_without_gradient(loss, self.workload)
+            if not loss.requires_grad:
+                raise UsageError(
+                    f"the loss of the workload {self.workload.name} does not depend on the model's weights",
+                    hint="computed under no_grad, or from detached values?",
+                )
             if share is not None:
                 loss = loss * share
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]

@@ -39,15 +39,7 @@ from torch.distributed.tensor import DTensor
 from hpcjobs import torch_state
 from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.checkpoint_writer import BackgroundWriter
-from hpcjobs.runtime.checkpoints import (
-    MANIFEST,
-    CheckpointClaim,
-    CheckpointMeta,
-    Draft,
-    Sums,
-    measure,
-    read_meta,
-)
+from hpcjobs.runtime.checkpoints import MANIFEST, CheckpointClaim, CheckpointMeta, Draft, Sums, measure, read_meta
 from hpcjobs.runtime.exits import BadCheckpoint, LossNotFinite, MissingData, UsageError
 from hpcjobs.torch_state import Buffers, Keys
 from hpcjobs.trainers.distributed import RankGroup
@@ -99,13 +91,7 @@ def on_cpu(mesh: DeviceMesh) -> DeviceMesh:
 class PartsWriter(FileSystemWriter):
     """Ranks begin and end together; an error of one rank is raised on all."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        begin: Callable[[], None],
-        complete: Callable[[Sums], None],
-    ) -> None:
+    def __init__(self, folder: Path, *, begin: Callable[[], None], complete: Callable[[Sums], None]) -> None:
         super().__init__(folder)
         self._folder, self._begin, self._complete = folder, begin, complete
 

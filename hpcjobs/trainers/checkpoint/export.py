@@ -19,14 +19,7 @@ from hpcjobs.runtime.exits import BadCheckpoint, MissingData, TrainerError, Usag
 from hpcjobs.trainers import checkpoint
 from hpcjobs.trainers.config import Parser, add_flags, flag, parse_all, read_flags
 from hpcjobs.trainers.step import KEY
-from hpcjobs.trainers.weights import (
-    Adapters,
-    load_safetensors,
-    merge,
-    read_weights,
-    write_adapters,
-    write_weights,
-)
+from hpcjobs.trainers.weights import Adapters, load_safetensors, merge, read_weights, write_adapters, write_weights
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import count, islice
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -80,14 +80,6 @@ class Draw(NamedTuple):
     """Their numbers."""
     pass_seed: int
     """Of this pass over the data, the same on all ranks."""
-
-
-class Order(Protocol):
-    """One rank's batches, each with the seed for the random draws of its dataset."""
-
-    def __iter__(self) -> Iterator[Draw]: ...
-
-    def __len__(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -163,6 +155,10 @@ class HeldOutOrder:
         """The samples of a batch that count."""
         mine = range(self.rank, self.count, self.world_size)
         return list(mine[number * self.batch_size : (number + 1) * self.batch_size])
+
+
+Order = EpochOrder | HeldOutOrder
+"""One rank's batches, each with the seed for the random draws of its dataset."""
 
 
 def derive_seed(*parts: object) -> int:
@@ -428,14 +424,7 @@ def resolve_workers(config: Config, dataset: Any, group: RankGroup) -> Config:
 class TrainingData:
     """Batches for one step of this rank; the last one of an epoch may be smaller."""
 
-    def __init__(
-        self,
-        dataset: BatchDataset | Stream,
-        config: Config,
-        group: RankGroup,
-        *,
-        plan: TrainingPlan,
-    ) -> None:
+    def __init__(self, dataset: BatchDataset | Stream, config: Config, group: RankGroup, *, plan: TrainingPlan) -> None:
         self.dataset, self.config, self.group, self.plan = dataset, config, group, plan
         self._loader: Loader | None = None
         if not isinstance(dataset, Stream):

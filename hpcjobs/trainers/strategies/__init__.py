@@ -291,15 +291,12 @@ def change_blocks(model: nn.Module, workload: Workload, config: Config, group: R
         forward = torch.compile(block.forward) if config.compile_blocks else block.forward
         if config.activation_checkpointing:
             norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
-            contexts: dict[str, Any] = {"context_fn": partial(make_contexts, norms)} if norms else {}
+            contexts: dict[str, Any] = {}
+            if norms:  # for the forward pass, and for its recomputation in the backward pass
+                contexts["context_fn"] = lambda norms=norms: (nullcontext(), keep_statistics(norms))
             forward = partial(checkpoint, forward, use_reentrant=False, **contexts)
         block.forward = forward
     return replace(workload, blocks=kinds)
-
-
-def make_contexts(norms: Sequence[_BatchNorm]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return the contexts of a block's forward pass and of its recomputation in the backward pass."""
-    return nullcontext(), keep_statistics(norms)
 
 
 @contextmanager
@@ -384,9 +381,8 @@ def list_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 def materialize(model: nn.Module, weights: Tensors | None, group: RankGroup) -> None:
     """Allocate this rank's part of a sharded skeleton, and fill it from rank 0; a collective call."""
-    received: dict[torch.Tensor | None, torch.Tensor | None] = {
-        None: None
-    }  # by the tensor it replaces: tied weights stay tied
+    # by the tensor it replaces: tied weights stay tied
+    received: dict[torch.Tensor | None, torch.Tensor | None] = {None: None}
     for name, tensor in list(list_tensors(model)):
         value = _receive(tensor, None if weights is None else weights[name], group)
         is_parameter = isinstance(tensor, nn.Parameter)

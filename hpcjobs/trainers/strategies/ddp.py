@@ -211,7 +211,7 @@ class FlatGradients:
         self._missing = set(self._views)  # parameters still without a gradient in this step
         self._local = False
         for parameter in self._views:
-            parameter.register_post_accumulate_grad_hook(self._make_hook())  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(self._copy_unless_local)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -222,12 +222,9 @@ class FlatGradients:
         finally:
             self._local = before
 
-    def _make_hook(self) -> Callable[[nn.Parameter], None]:
-        def copy_unless_local(parameter: nn.Parameter) -> None:
-            if not self._local:
-                self._copy(parameter)
-
-        return copy_unless_local
+    def _copy_unless_local(self, parameter: nn.Parameter) -> None:
+        if not self._local:
+            self._copy(parameter)
 
     def _copy(self, parameter: nn.Parameter) -> None:
         """Write this rank's share of the mean into the buffer; zero without a gradient."""

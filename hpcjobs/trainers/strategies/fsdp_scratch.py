@@ -391,10 +391,7 @@ class FsdpScratch(Strategy):
                 mine[number] = unit.own_parts(full_values)
         trained = self.trained
         groups = [
-            {
-                **settings,
-                "params": [n for n, unit in enumerate(trained) if self._group_of[unit.parameters[0]] == key],
-            }
+            {**settings, "params": [n for n, unit in enumerate(trained) if self._group_of[unit.parameters[0]] == key]}
             for key, settings in enumerate(state["param_groups"])
         ]
         optimizer.load_state_dict({"state": mine, "param_groups": groups})

@@ -43,15 +43,10 @@ except ImportError as error:
 MIXED: dict[str, Literal["bf16-mixed", "16-mixed"]] = {"bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
-class ReplicatedModel(Strategy):
-    """The model is whole on every rank; Lightning's strategy averages the gradients."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
 def make_strategy(flags: LightningFlags) -> Strategy:
-    return Fsdp(FsdpFlags()) if flags.strategy == "fsdp" else ReplicatedModel(flags.strategy)
+    strategy = Fsdp(FsdpFlags()) if flags.strategy == "fsdp" else Strategy()  # else Lightning averages the gradients
+    strategy.name = flags.strategy
+    return strategy
 
 
 def train(call: Call[LightningFlags], strategy: Strategy) -> RunSummary:

@@ -9,8 +9,9 @@ own DDP.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -84,20 +85,14 @@ class HorovodStrategy(ParallelStrategy):
                 module.distributed_available_fn = lambda: self.world_size > 1
                 module.dist_sync_fn = gather_metric
         if trainer.training and self.world_size > 1:
-            self._hook(self.model)
+            for name, parameter in self.model.named_parameters():
+                if parameter.requires_grad:
+                    send = partial(self._send_unless_quiet, name)
+                    self._hooks.append(parameter.register_post_accumulate_grad_hook(send))  # type: ignore[no-untyped-call]
 
-    def _hook(self, model: nn.Module) -> None:
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                hook = parameter.register_post_accumulate_grad_hook(self._sender(name))  # type: ignore[no-untyped-call]
-                self._hooks.append(hook)
-
-    def _sender(self, name: str) -> Callable[[Tensor], None]:
-        def send(parameter: Tensor) -> None:
-            if not self._quiet:
-                self._send(name, parameter)
-
-        return send
+    def _send_unless_quiet(self, name: str, parameter: Tensor) -> None:
+        if not self._quiet:
+            self._send(name, parameter)
 
     def _send(self, name: str, parameter: Any) -> None:
         if parameter.grad is None:  # unused here, perhaps used by another rank: all must send

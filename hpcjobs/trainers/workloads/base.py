@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -126,15 +125,13 @@ def measure_length(dataset: Any) -> int | None:
 def classification_loss(
     model: Callable[[torch.Tensor], torch.Tensor], batch: Batch, *, smoothing: float = 0.0
 ) -> torch.Tensor:
-    """Cross entropy in fp32, mean over every prediction; logits may have more than two dimensions."""
+    """Cross entropy in fp32, mean over every prediction; logits may have more than two dimensions.
+
+    `smoothing` is the share of each target that is spread evenly over all classes.
+    """
     inputs, targets = batch
     logits = model(inputs).float()
     return nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), label_smoothing=smoothing)
-
-
-def smoothed_loss(smoothing: float) -> Loss:
-    """The loss with a share of each target spread evenly over all classes."""
-    return partial(classification_loss, smoothing=smoothing)
 
 
 def classification_score(model: Callable[[torch.Tensor], torch.Tensor], batch: Batch) -> Score:
@@ -221,29 +218,6 @@ def _refuse_other_than_scalar(value: Any, what: str) -> None:
         raise UsageError(f"{what} has the shape {tuple(value.shape)}, expected one number", hint=".mean()")
 
 
-def refuse_loss_without_gradient(loss: torch.Tensor, workload: Workload) -> None:
-    """Raise UsageError if the loss does not depend on the weights."""
-    if not loss.requires_grad:
-        raise UsageError(
-            f"the loss of the workload {workload.name} does not depend on the model's weights",
-            hint="computed under no_grad, or from detached values?",
-        )
-
-
-def refuse_other_model(model: object, workload: Workload) -> None:
-    """Raise UsageError if `model` is not a torch.nn.Module."""
-    if not isinstance(model, nn.Module):
-        raise UsageError(
-            f"build_model of the workload {workload.name} returned a {type(model).__name__}, expected a torch.nn.Module"
-        )
-
-
-def refuse_frozen_model(model: nn.Module, workload: Workload) -> None:
-    """Raise UsageError if the model has no weights to train."""
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UsageError(f"the model of the workload {workload.name} has no weights to train")
-
-
 GroupedParameters = list[tuple[ParameterGroup, list[nn.Parameter]]]
 
 
@@ -251,15 +225,11 @@ def group_parameters(named: Iterable[tuple[str, nn.Parameter]], workload: Worklo
     """Return the parameters by the workload's groups; the order is by the first parameter of each group."""
     groups: dict[ParameterGroup, list[nn.Parameter]] = {}
     for name, parameter in named:
-        groups.setdefault(choose_group(name, parameter, workload), []).append(parameter)
+        group = ParameterGroup() if workload.parameter_group is None else workload.parameter_group(name, parameter)
+        if not isinstance(group, ParameterGroup):
+            raise UsageError(f"`parameter_group` of the workload returned {group!r} for {name}, not a ParameterGroup")
+        groups.setdefault(group, []).append(parameter)
     return list(groups.items())
-
-
-def choose_group(name: str, parameter: nn.Parameter, workload: Workload) -> ParameterGroup:
-    group = ParameterGroup() if workload.parameter_group is None else workload.parameter_group(name, parameter)
-    if not isinstance(group, ParameterGroup):
-        raise UsageError(f"`parameter_group` of the workload returned {group!r} for {name}, not a ParameterGroup")
-    return group
 
 
 def order_names(model: nn.Module, workload: Workload) -> list[str]:

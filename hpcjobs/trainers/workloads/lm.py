@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
@@ -34,7 +34,6 @@ from hpcjobs.trainers.config import Config
 from hpcjobs.trainers.workloads.base import (
     Batch,
     Dataset,
-    Score,
     Workload,
     classification_loss,
     classification_score,
@@ -251,11 +250,6 @@ def _map_long_enough(path: Path, length: int) -> Tokens:
     return tokens
 
 
-def byte_windows(paths: Sequence[str], *, length: int) -> tuple[TokenWindows, TokenWindows]:
-    """The training windows of text files, byte by byte, and the held-out ones from the end of each."""
-    return split_windows([_map_file(Path(path), length) for path in paths], length=length)
-
-
 def split_windows(files: Sequence[Tokens], *, length: int) -> tuple[TokenWindows, TokenWindows]:
     """The training windows of the files, and the held-out ones from the end of each."""
     counts = [(len(file) - 1) // length for file in files]
@@ -393,23 +387,9 @@ def build_pretrained(folder: Path) -> nn.Module:
     return trained
 
 
-class _Logits:
+def logits_of(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
     """A model of transformers, called as one that returns its logits."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-
-    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self._model(input_ids=tokens).logits
-        return logits
-
-
-def pretrained_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
-    return classification_loss(_Logits(model), batch)
-
-
-def pretrained_score(model: nn.Module, batch: Batch) -> Score:
-    return classification_score(_Logits(model), batch)
+    return lambda tokens: model(input_ids=tokens).logits  # type: ignore[no-any-return]
 
 
 PRESETS = {
@@ -466,8 +446,8 @@ def _load_pretrained(folder: Path, config: Config, shape: DecoderShape, train: D
         unit="tokens",
         units_per_sample=shape.sequence_length,
         build_model=lambda: build_pretrained(folder),
-        loss=pretrained_loss,
-        evaluate=pretrained_score,
+        loss=lambda model, batch: classification_loss(logits_of(model), batch),
+        evaluate=lambda model, batch: classification_score(logits_of(model), batch),
         train=train,
         held_out=held_out,
         batch_size=8,
@@ -484,7 +464,8 @@ def _data(config: Config, shape: DecoderShape) -> tuple[Dataset, Dataset]:
             part.vocabulary = shape.vocabulary
         return parts
     if config.text:
-        return byte_windows(config.text, length=shape.sequence_length)
+        texts = [_map_file(Path(path), shape.sequence_length) for path in config.text]
+        return split_windows(texts, length=shape.sequence_length)
     count = SYNTHETIC_SAMPLES if config.train_samples is None else config.train_samples
     return _synthetic(count, shape), _synthetic(SYNTHETIC_HELD_OUT, shape, first=count)
 

@@ -12,6 +12,7 @@ import random
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,12 +25,12 @@ from hpcjobs.trainers.workloads.base import (
     Batch,
     Dataset,
     Workload,
+    classification_loss,
     classification_score,
     is_saved_dataset,
     load_package,
     load_saved_dataset,
     move_numbers,
-    smoothed_loss,
 )
 from hpcjobs.trainers.workloads.tar_shards import TarShards
 
@@ -223,11 +224,7 @@ def open_images(folder: Path, *, side: int, channels_last: bool, augment: bool) 
         train, held_out, classes = _open_shards(folder)
     else:
         train, held_out, classes = _open_files(folder)
-    return (
-        Images(train, side, channels_last, augment),
-        Images(held_out, side, channels_last),
-        classes,
-    )
+    return (Images(train, side, channels_last, augment), Images(held_out, side, channels_last), classes)
 
 
 def _open_dataset(folder: Path) -> tuple[ImageSource, ImageSource, int]:
@@ -378,13 +375,14 @@ SYNTHETIC_SAMPLES, SYNTHETIC_HELD_OUT = 4096, 64
 
 def resnet50(config: Config) -> Workload:
     train, held_out, classes = _data(config)
+    layout = torch.channels_last if config.channels_last else torch.contiguous_format
     return Workload(
         name="resnet50",
         unit="images",
         units_per_sample=1,
         flops_per_sample=flops_per_image(config.image_size, classes),
-        build_model=lambda: _model(classes, channels_last=config.channels_last),
-        loss=smoothed_loss(config.label_smoothing),
+        build_model=lambda: ResNet50(classes).to(memory_format=layout),  # type: ignore[call-overload]
+        loss=partial(classification_loss, smoothing=config.label_smoothing),
         evaluate=classification_score,
         train=train,
         held_out=held_out,
@@ -396,13 +394,6 @@ def resnet50(config: Config) -> Workload:
         synthetic=None if config.data is not None else lambda count: _synthetic(config, count),
         convolutions=True,
     )
-
-
-def _model(classes: int, *, channels_last: bool) -> nn.Module:
-    model = ResNet50(classes)
-    if channels_last:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return model
 
 
 def _data(config: Config) -> tuple[Dataset, Dataset, int]:

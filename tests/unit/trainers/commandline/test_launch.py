@@ -95,7 +95,7 @@ def test_pythons_collector_is_off_while_torch_is_loaded_and_is_left_as_it_was(
 ) -> None:
     from hpcjobs.trainers import launch, loop
 
-    run_loop, load = loop.run_loop, launch.import_object
+    run_loop, load = loop.run_loop, launch.resolve_name
     loading, collecting, holding = [], [], []
 
     def loaded(dotted: str) -> Any:
@@ -107,7 +107,7 @@ def test_pythons_collector_is_off_while_torch_is_loaded_and_is_left_as_it_was(
         holding.append(gc.get_freeze_count())
         run_loop(*given)
 
-    monkeypatch.setattr(launch, "import_object", loaded)
+    monkeypatch.setattr(launch, "resolve_name", loaded)
     monkeypatch.setattr(loop, "run_loop", watched)
     monkeypatch.chdir(tmp_path)
     code = trainers.run("ddp", ["--workload", "mnist", *flags])
