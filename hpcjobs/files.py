@@ -114,23 +114,35 @@ def open_regular(path: AnyPath) -> BinaryIO:
     Raises:
         OSError: it cannot be opened, or is not a regular file.
     """
+    return os.fdopen(_open_regular(path), "rb")
+
+
+def _open_regular(path: AnyPath) -> int:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "no regular file", os.fspath(path))
-    return os.fdopen(descriptor, "rb")
+    return descriptor
 
 
 def read_regular(path: AnyPath) -> bytes:
-    """The content of a file that may be anybody's.
+    """The content of a file that may be anybody's; what is appended meanwhile may be missing.
 
     Raises:
         OSError: as `open_regular`, or it is larger than `MOST_BYTES`.
     """
-    with open_regular(path) as file:
-        if os.fstat(file.fileno()).st_size > MOST_BYTES:
+    descriptor = _open_regular(path)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size > MOST_BYTES:
             raise OSError(errno.EFBIG, f"larger than {MOST_BYTES >> 20} MiB", os.fspath(path))
-        return file.read(MOST_BYTES)
+        content = piece = os.read(descriptor, size)
+        while piece and len(content) < size:
+            piece = os.read(descriptor, size - len(content))
+            content += piece
+        return content
+    finally:
+        os.close(descriptor)
 
 
 def write_beside(

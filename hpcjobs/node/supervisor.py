@@ -55,6 +55,7 @@ class Supervisor:
         self._record_cancelled_at = math.inf
         self._limit_read = time.monotonic()
         self._next_launcher_signal = (signal.SIGTERM, 0.0)
+        self._signal_before_s = self.signal_before_s
 
     def run(self) -> decide.AttemptEnd:
         """Wait until the script has ended; the facts about its end."""
@@ -70,7 +71,7 @@ class Supervisor:
 
     def _patience_s(self) -> float:
         is_due = self.signalled is None and not self.terminated  # as `_check_time` has it
-        left = self.clock.left_s - self.signal_before_s if is_due else math.inf
+        left = self.clock.left_s - self._signal_before_s if is_due else math.inf
         return min(LOOK_S, max(0.0, left), max(0.0, self._record_cancelled_at - time.monotonic()))
 
     @property
@@ -122,10 +123,11 @@ class Supervisor:
     def _check_time(self) -> None:
         if self.signalled is not None or self.terminated:
             return
-        due = self.clock.left_s <= self.signal_before_s
+        self._signal_before_s = self.signal_before_s
+        due = self.clock.left_s <= self._signal_before_s
         if due or time.monotonic() - self._limit_read >= LIMIT_LOOK_S:
             self._read_limit()
-        if due and self.clock.left_s <= self.signal_before_s:
+        if due and self.clock.left_s <= self._signal_before_s:
             self._signal_step(decide.TIMEOUT)
 
     def _signal_step(self, cause: str) -> None:

@@ -2,12 +2,13 @@
 
 import os
 from enum import Enum
+from functools import lru_cache
 from typing import NamedTuple, Optional
 
-from hpcjobs.files import AnyPath, write_beside
+from hpcjobs.files import AnyPath, read_regular, write_beside
 from hpcjobs.record.names import FIRST_FAILURE, STATE
 from hpcjobs.record.text import read_text
-from hpcjobs.record.values import encode, read_json
+from hpcjobs.record.values import decode, encode
 
 
 class State(str, Enum):
@@ -110,7 +111,13 @@ def read_state_file(path: AnyPath) -> StateFile:
     Raises:
         OSError: it cannot be read. ValueError: it holds no state of a job.
     """
-    state = read_json(path, StateFile)
+    return _decode(read_regular(path))
+
+
+@lru_cache(maxsize=1024)
+def _decode(content: bytes) -> StateFile:
+    """Kept: `wait` and `ps` read the same state again and again."""
+    state = decode(content, StateFile)
     for name, moment in (("started", state.started), ("ended", state.ended)):
         if moment is not None and not 0 <= moment < _YEAR_10000:  # also refuses NaN
             raise ValueError(f"{name} is {moment}, expected seconds since 1970")

@@ -16,14 +16,13 @@ import msgspec
 from msgspec.structs import replace
 
 from hpcjobs.errors import HpcJobsWarning
-from hpcjobs.files import open_regular, read_regular, write_beside
+from hpcjobs.files import AnyPath, open_regular, read_regular, write_beside
 from hpcjobs.job.array import array_indices, task_ids
 from hpcjobs.record.attempts import Attempt, read_history
 from hpcjobs.record.control import Continuation, ControlDir
 from hpcjobs.record.manifest import RequestedJob, read_manifest
 from hpcjobs.record.names import ACCOUNTING, ATTEMPTS, MANIFEST, STATE, SUBMITTED
 from hpcjobs.record.state import StateFile, read_state_file
-from hpcjobs.run.folder import task_dir
 from hpcjobs.run.index import Entry
 from hpcjobs.scheduler.base import JobRecord
 
@@ -36,7 +35,7 @@ def read_json(path: Path, type: type[T]) -> T | None:
     return read_usable(path, lambda: msgspec.json.decode(read_regular(path), type=type))
 
 
-def read_usable(path: Path, read: Callable[[], T]) -> T | None:
+def read_usable(path: AnyPath, read: Callable[[], T]) -> T | None:
     """Call ``read``, which reads ``path``; None if it does not exist or, with a warning, if it cannot be used."""
     try:
         return read()
@@ -77,8 +76,13 @@ def own_ids(entry: Entry) -> list[str]:
 
 def read_state(entry: Entry, job_id: str) -> StateFile | None:
     """The job's own state file; None before its script started."""
-    path = task_dir(Path(entry.run_dir), job_id) / STATE
+    path = _state_path(entry, job_id)
     return read_usable(path, lambda: read_state_file(path))
+
+
+def _state_path(entry: Entry, job_id: str) -> str:
+    # As text: `wait` and `ps` read many of these files, and a `Path` takes as long as the file.
+    return os.path.join(entry.run_dir, job_id.partition("_")[2], STATE)
 
 
 def find_started(entry: Entry, job_ids: Sequence[str]) -> Sequence[str]:
@@ -202,7 +206,7 @@ def _started_since(entry: Entry, task: str, path: Path, records: list[JobRecord]
     The times are the file server's, which makes them comparable.
     """
     try:
-        if os.stat(task_dir(Path(entry.run_dir), task) / STATE).st_mtime <= os.stat(path).st_mtime:
+        if os.stat(_state_path(entry, task)).st_mtime <= os.stat(path).st_mtime:
             return False
     except OSError:
         return False

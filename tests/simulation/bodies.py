@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -211,10 +212,15 @@ def with_retries(world: World, work: Work, attempt: Attempt, arguments: Sequence
         given[1] = f"{work.run_dir}/{attempt.job.task}"
         os.makedirs(given[1], exist_ok=True)
     try:
-        return supervisor.supervise(conclude.parse(given))
+        return supervisor.supervise(_parse(tuple(given)))
     except Exception as error:
         world.problems.append(f"node.pyz of job {attempt.job.id} ends with {type(error).__name__}: {error}")
         raise
+
+
+@functools.cache
+def _parse(arguments: tuple[str, ...]) -> conclude.Options:
+    return conclude.parse(list(arguments))
 
 
 def start_script(world: World, of_process: Callable[[], tuple[Work, Attempt]]) -> Callable[..., Any]:

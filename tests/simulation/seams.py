@@ -6,9 +6,11 @@ replaced by name.
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import os
+import pwd
 import shutil
 import signal
 import socket
@@ -16,12 +18,13 @@ import sys
 import time
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, ItemsView, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from slurm import Slurm
 from world import Killed, Process, World, file_error
 
@@ -30,12 +33,13 @@ from hpcjobs.processes import programs, start
 from hpcjobs.processes.start import Result
 from hpcjobs.run import folder, rerun, submission, submit
 from hpcjobs.scheduler.slurm.client import SlurmScheduler
-from hpcjobs.site import machine
+from hpcjobs.site import machine, search
 from hpcjobs.site.machine import cluster_name
 from hpcjobs.sweeps import folder as sweep_folder
 from hpcjobs.sweeps import submit as sweeps_submit
 
-_WRITES = frozenset(("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.symlink", "os.link", "os.truncate"))
+_CHANGES = frozenset(("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.symlink", "os.link", "os.truncate"))
+_FOR_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _active: Files | None = None
 _real_time, _real_monotonic, _real_getpid, _real_uname = time.time, time.monotonic, os.getpid, os.uname
 TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n"
@@ -116,16 +120,10 @@ def _deliver(world: World, detail: str) -> None:
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
-    files = _active
-    if files is None:
+    if event not in _CHANGES or (files := _active) is None:
         return
-    if event == "open":
-        path, _, flags = arguments
-        if not isinstance(flags, int) or not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-            return
-    elif event in _WRITES:
-        path = arguments[0]
-    else:
+    path = arguments[0]
+    if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & _FOR_WRITING):
         return
     if isinstance(path, (str, os.PathLike)) and os.fspath(path).startswith(files.root):
         files.before(path, creates=event in ("open", "os.mkdir"))
@@ -149,7 +147,8 @@ class _Environ(MutableMapping[str, str]):
         return self._base if process is None else {**self._base, **process.environ}
 
     def __getitem__(self, name: str) -> str:
-        return self._all()[name]
+        process = self._world.current
+        return process.environ[name] if process is not None and name in process.environ else self._base[name]
 
     def __setitem__(self, name: str, value: str) -> None:
         self._base[name] = value
@@ -165,6 +164,9 @@ class _Environ(MutableMapping[str, str]):
 
     def copy(self) -> dict[str, str]:
         return dict(self._all())
+
+    def items(self) -> ItemsView[str, str]:
+        return self._all().items()
 
 
 class Programs:
@@ -270,6 +272,40 @@ class _SignalModule(types.SimpleNamespace):
         if process is not None:
             process.alive = False
             raise Killed
+
+
+class _NoTree:
+    """`hpcjobs.processes.tree` for the supervisor: scripts have no processes of the machine that could be signalled."""
+
+    @staticmethod
+    def children(_: int) -> list[int]:
+        return []
+
+    @staticmethod
+    def reap() -> bool:
+        return False
+
+    @staticmethod
+    def send(_pids: object, _number: int) -> None:
+        pass
+
+
+# The same in every life.
+_read_user = functools.cache(pwd.getpwuid)
+_compiled: dict[Any, Any] = {}
+_real_compile, _real_site_files = ImmutableSandboxedEnvironment.compile, search._site_files
+
+
+@functools.cache
+def _site_files() -> list[Any]:
+    return list(_real_site_files())
+
+
+def _compile(environment: ImmutableSandboxedEnvironment, *given: Any) -> Any:
+    """The code of a template: the source, its name and its file are given."""
+    if given not in _compiled:
+        _compiled[given] = _real_compile(environment, *given)
+    return _compiled[given]
 
 
 _packed: dict[str, bytes] = {}
@@ -379,7 +415,10 @@ def inside(
         patch.object(supervisor, "start", start_script),
         patch.object(step, "rank_processes", lambda job_id: []),
         patch.object(supervisor, "is_alive", lambda number: ticks(number) is not None),
+        patch.object(supervisor, "tree", _NoTree),
         patch.object(sys, "stderr", _Log(world)),
+        patch.object(pwd, "getpwuid", _read_user), patch.object(search, "_site_files", _site_files),
+        patch.object(ImmutableSandboxedEnvironment, "compile", _compile),
     ]  # fmt: skip
     cluster_name.cache_clear()
     for one in patches:

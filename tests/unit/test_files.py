@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from hpcjobs.files import append_lines, state_dir, write_beside
+from hpcjobs.files import append_lines, read_regular, state_dir, write_beside
 
 
 def test_what_is_written_beside_reaches_the_disk_before_it_has_its_name(
@@ -96,3 +97,15 @@ def test_a_file_that_cannot_be_written_is_named_and_not_the_one_beside_it(tmp_pa
     with pytest.raises(FileNotFoundError) as refused:
         write_beside(path, "site: local\n")
     assert refused.value.filename == str(path)
+
+
+def test_a_small_file_is_read_into_memory_of_its_size(tmp_path: Path) -> None:
+    """`ps` and `wait` read thousands: room for the largest file takes ten times as long as the file."""
+    path = tmp_path / "state.json"
+    path.write_text("small")
+    tracemalloc.start()
+    try:
+        assert read_regular(path) == b"small"
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
