@@ -216,6 +216,7 @@ def scaling(
 ) -> None:
     """Report on a scaling study: table, fits and plots, also as a page (HTML, Markdown, CSV, Parquet, PNG, SVG)."""
     require_packages("polars", "matplotlib", "scipy")
+    from hpcjobs.pages import page_folder
     from hpcjobs.scaling import comparison, page
     from hpcjobs.scaling.analysis import analyse, analyse_series
     from hpcjobs.scaling.runs import read_runs
@@ -236,7 +237,7 @@ def scaling(
         (name, comparison.compare(*((analysis, other) if name in dict(others) else (other, analysis))))
         for name, other in compared[1:]
     ]
-    folder = output or Path(f"{measured_study.name}-report")
+    folder = output or page_folder(measured_study.name, "report")
     picture = comparison.draw(compared) if tables else None
     matrix = comparison.make_matrix(list(series.items())) if not is_single else None
     page.write(measured_study, series, runs, folder, comparisons=tables, picture=picture, matrix=matrix)
@@ -314,6 +315,7 @@ def load(
     """Report on the load of a job's nodes: GPU, CPU and memory over time, as a page (HTML, PNG, SVG)."""
     require_packages("polars", "matplotlib")
     from hpcjobs.jobstats import pages
+    from hpcjobs.pages import page_folder
     from hpcjobs.run.progress import all_samples, monitor_files
     from hpcjobs.run.select import select_one
     from hpcjobs.run.steps import samples_dir
@@ -330,7 +332,7 @@ def load(
             f"{samples} has no samples of its nodes",
             hint="hpcjobs submit --monitor, or hpcjobs monitor while the job runs, takes some",
         )
-    folder = output or Path(f"{title}-load")
+    folder = output or page_folder(title, "load")
     count = sum(len(node.samples) for node in nodes)
     lead = f"{format_count(count, 'sample')} of {format_count(len(nodes), 'node')}, from {samples}"
     pages.write_load(f"Load of {title}", lead, nodes, folder, facts=facts)
@@ -355,6 +357,7 @@ def sweep(
 ) -> None:
     """Report on a sweep: the best parameters, as a page with plots (HTML, CSV, Parquet, PNG, SVG)."""
     require_packages("polars", "matplotlib")
+    from hpcjobs.pages import page_folder
     from hpcjobs.sweeps import results_page
     from hpcjobs.sweeps.results_page import cell
     from hpcjobs.sweeps.sweep import find_sweep
@@ -365,7 +368,7 @@ def sweep(
     metric, largest = least or most or usual, most is not None or (least is None and largest)
     ranked = table.rank(metric, largest=largest)
     best = ranked[0] if ranked else None
-    folder = output or Path(f"{called}-report")
+    folder = output or page_folder(called, "report")
     results_page.write(
         called, table.rows, table.params, folder, compared=ranked, metric=metric, largest=largest,
         facts=results_page.facts_of(measured.definition),

@@ -23,7 +23,7 @@ from hpcjobs.jobstats.columns import JobFilter
 from hpcjobs.jobstats.sources import AccountingTable, read_request
 from hpcjobs.jobstats.totals import totals
 from hpcjobs.jobstats.usage import Advice, JobUsage, advise
-from hpcjobs.pages import PageTable, Picture, Section, figures, render, save_parquet, save_text
+from hpcjobs.pages import PageTable, Picture, Section, figures, render, save_file, save_parquet
 from hpcjobs.record.monitor import Sample
 from hpcjobs.run.index import Entry
 from hpcjobs.run.progress import NodeSamples
@@ -98,7 +98,7 @@ def write_jobs(table: AccountingTable, folder: Path, job_filter: JobFilter, *, s
         warnings=[*table.notes, *(f"{one.rows} doubtful rows: {one.kind}: {one.examples[0]}" for one in table.doubts)],
         sections=[one for one in sections if one.lines or one.table or one.pictures],
     )
-    save_text(folder / "index.html", page)
+    save_file(folder / "index.html", page)
     save_parquet(folder / "jobs.parquet", jobs)
     return [folder / "index.html", folder / "jobs.parquet", *figures.save(made, folder)]
 
@@ -482,7 +482,7 @@ def write_load(
         facts={**facts, **measured},
         sections=[Section("Nodes", table=table), Section("Load over time", pictures=pictures)],
     )
-    save_text(folder / "index.html", page)
+    save_file(folder / "index.html", page)
     return [folder / "index.html", *figures.save({one.name: figure for one, figure in made.items()}, folder)]
 
 

@@ -11,29 +11,32 @@ from typing import TYPE_CHECKING, NamedTuple
 import jinja2
 
 from hpcjobs import __version__
-from hpcjobs.files import naming_errors
+from hpcjobs.files import file_name, write_beside
 
 if TYPE_CHECKING:
     import polars as pl
 
 
-def save_text(path: Path, text: str) -> None:
-    """Write a page."""
-    with naming_errors(path):
-        path.write_text(text, encoding="utf-8")
+def page_folder(name: str, kind: str) -> Path:
+    """``NAME-KIND`` in the current folder; the name may be from a file of somebody else, and leads nowhere."""
+    return Path(f"{file_name(name)}-{kind}")
+
+
+def save_file(path: Path, content: bytes | str) -> None:
+    """Write a file of a page in one step: a link of its name is replaced, not followed."""
+    write_beside(path, content, mode=None, durable=False)
 
 
 def save_csv(path: Path, frame: pl.DataFrame) -> None:
     """Write a table as CSV."""
-    save_text(path, frame.write_csv())
+    save_file(path, frame.write_csv())
 
 
 def save_parquet(path: Path, frame: pl.DataFrame) -> None:
     """Write a table as Parquet, through a buffer: errors of polars have neither an error number nor a file name."""
     buffer = io.BytesIO()
     frame.write_parquet(buffer)
-    with naming_errors(path):
-        path.write_bytes(buffer.getvalue())
+    save_file(path, buffer.getvalue())
 
 
 class PageTable(NamedTuple):

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
-from hpcjobs.files import naming_errors
+from hpcjobs.pages import save_file
 
 INK: Final = "#1c2430"
 BEHIND: Final = "#fefefe"
@@ -137,7 +137,8 @@ def save(made: dict[str, Figure], folder: Path) -> list[Path]:
     for name, figure in made.items():
         for kind in ("png", "svg"):
             path = folder / f"{name}.{kind}"
-            with naming_errors(path):
-                figure.savefig(path, dpi=150, metadata=_NO_METADATA if kind == "svg" else None, facecolor="white")
+            buffer, metadata = io.BytesIO(), _NO_METADATA if kind == "svg" else None
+            figure.savefig(buffer, format=kind, dpi=150, metadata=metadata, facecolor="white")
+            save_file(path, buffer.getvalue())
             written.append(path)
     return written

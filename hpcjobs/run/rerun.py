@@ -174,10 +174,12 @@ def _changed_code(manifest: Manifest[Job], run_dir: Path) -> str | None:
 
 def read_patch(run_dir: Path) -> str:
     """``code.patch`` of a run folder; empty where the code was as committed."""
-    try:
-        return read_regular(run_dir / "code.patch").decode("utf-8", "surrogateescape")
-    except FileNotFoundError:
-        return ""
+    return _read_text(run_dir / "code.patch") or ""
+
+
+def _read_text(path: Path) -> str | None:
+    """A file of a run folder; None: there is none, or, with a warning, it cannot be used."""
+    return read_usable(path, lambda: read_regular(path).decode("utf-8", "surrogateescape"))
 
 
 def _short(commit: str | None) -> str:
@@ -304,10 +306,7 @@ def _script_lines(first: tuple[Manifest[Job], Path], second: tuple[Manifest[Job]
 
 def _neutral(manifest: Manifest[Job], run_dir: Path) -> list[str]:
     """The script without its header, which names the command, and with the run folder, also moved, by one name."""
-    try:
-        text = read_regular(run_dir / "job.sh").decode("utf-8", "surrogateescape")
-    except FileNotFoundError:
-        return []
+    text = _read_text(run_dir / "job.sh") or ""
     for folder in (Path(manifest.job.run_root, run_dir.name), run_dir):
         text = text.replace(str(folder), "RUN_DIR")
     return _without_header(text)

@@ -172,10 +172,11 @@ class ScalingStudy:
     def report(self, folder: str | Path | None = None, *, target: float = 0.8, allow_mixed: bool = False) -> Path:
         """Write the page of `hpcjobs report scaling` to ``folder`` (default NAME-report); return its index.html."""
         require_packages("polars", "scipy", "matplotlib", purpose="the report of a study")
+        from hpcjobs.pages import page_folder
         from hpcjobs.scaling import comparison, page
         from hpcjobs.scaling.runs import read_runs
 
-        directory = Path(f"{self.name}-report") if folder is None else Path(folder)
+        directory = page_folder(self.name, "report") if folder is None else Path(folder)
         series = list(self._analyse(target, allow_mixed).items())
         page.write(
             self._study, dict(series), read_runs(self._study), directory,

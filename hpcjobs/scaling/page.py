@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from hpcjobs.errors import ConfigError
 from hpcjobs.files import file_name
 from hpcjobs.jobstats.columns import format_energy
-from hpcjobs.pages import PageTable, Picture, Section, figures, render, save_csv, save_parquet, save_text
+from hpcjobs.pages import PageTable, Picture, Section, figures, render, save_csv, save_file, save_parquet
 from hpcjobs.pages.figures import COLOURS, GREY, INK, add_legend, choose_labels, escape_math, new_figure
 from hpcjobs.scaling.analysis import Analysis, SizeResult
 from hpcjobs.scaling.fits import Interval
@@ -382,8 +382,8 @@ def write(
             *(Section(name, table=table) for name, table in tables.items() if name != "Sizes" and table.rows),
         ],
     )
-    save_text(html, page)
-    save_text(markdown, _markdown(title, _lead(study), lines, summary, list(made), tables))
+    save_file(html, page)
+    save_file(markdown, _markdown(title, _lead(study), lines, summary, list(made), tables))
     save_csv(folder / "runs.csv", runs)
     save_parquet(folder / "runs.parquet", runs)
     return [html, markdown, folder / "runs.csv", folder / "runs.parquet", *written]

@@ -12,8 +12,8 @@ from typing import Literal
 
 import msgspec
 
-from hpcjobs.errors import ConfigError
-from hpcjobs.files import write_beside
+from hpcjobs.errors import ConfigError, reason_of
+from hpcjobs.files import read_regular, write_beside
 from hpcjobs.site.models import Frozen
 
 SUFFIX = ".study.json"
@@ -104,11 +104,11 @@ def read(path: Path) -> Study:
         ConfigError: the file is missing, or is not a study.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Study)
+        return msgspec.json.decode(read_regular(path), type=Study)
     except FileNotFoundError as error:
         raise ConfigError(f"no study {path}", hint=f"hpcjobs scale --name NAME writes NAME{SUFFIX}") from error
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{path} is no study: {error}") from error
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is no study: {reason_of(error)}") from error
 
 
 def write(path: Path, study: Study) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from msgspec.structs import replace
 
 from hpcjobs.errors import ConfigError, RequestError
-from hpcjobs.files import file_name
+from hpcjobs.files import file_name, read_regular
 from hpcjobs.job.models import Job
 from hpcjobs.job.plan import resolve_request
 from hpcjobs.record.manifest import Manifest, read_manifest
@@ -275,7 +275,7 @@ def read_code(job_dir: Path) -> str | None:
     if manifest is None or manifest.code is None:
         return None
     patch = job_dir / "code.patch"
-    return _label(manifest.code.commit, patch.read_bytes() if patch.exists() else b"")
+    return _label(manifest.code.commit, read_regular(patch) if patch.is_file() else b"")
 
 
 def current_code(folder: Path) -> str | None:

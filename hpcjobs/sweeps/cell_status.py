@@ -46,7 +46,7 @@ def _read_cache(folder: SweepFolder) -> dict[str, StateFile]:
     try:
         raw = msgspec.json.decode(read_regular(folder.path / _FILE), type=dict[str, dict[str, Any]])
         return {cell: convert(state, StateFile) for cell, state in raw.items()}
-    except (FileNotFoundError, ValueError):  # none yet, or of another version
+    except (OSError, ValueError, RecursionError):  # none yet, or of another version, or not one that can be used
         return {}
 
 

@@ -42,8 +42,10 @@ from hpcjobs.errors import (
 from hpcjobs.files import AppendStore, StoredLine, lock_file, make_own_folder, read_regular, write_beside
 from hpcjobs.job.models import Job
 from hpcjobs.record.names import SUBMITTED
+from hpcjobs.record.text import read_text
 from hpcjobs.run.folder import make_root
 from hpcjobs.run.index import Entry
+from hpcjobs.run.job_files import read_usable
 from hpcjobs.run.select import is_known_configuration, without_unknown_configuration
 from hpcjobs.site.models import Frozen
 from hpcjobs.sweeps.cells import Cell, Passing
@@ -196,7 +198,8 @@ class SweepFolder:
     def chunks(self) -> list[Chunk]:
         """Every complete chunk, in the order of submission."""
         chunks = []
-        for folder in sorted((self.path / "chunks").iterdir(), key=lambda path: int(path.name)):
+        numbered = (path for path in (self.path / "chunks").iterdir() if path.name.isdecimal())
+        for folder in sorted(numbered, key=lambda path: int(path.name)):
             with suppress(FileNotFoundError):  # a crash came before it was complete
                 chunks.append(_read(folder / "chunk.json", Chunk))
         return chunks
@@ -232,7 +235,7 @@ class SweepFolder:
         except FileNotFoundError:
             return None
         except OSError:
-            return path.read_text().strip() or NOBODY
+            return (read_usable(path, lambda: read_text(str(path))) or "").strip() or NOBODY
 
     def give_up(self, chunk: Chunk) -> str | None:
         """Let no array run the chunk, unless one does already; return the owner."""
@@ -250,7 +253,9 @@ def _read(path: Path, type: type[T]) -> T:
     """
     try:
         return msgspec.json.decode(read_regular(path), type=type)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except FileNotFoundError:
+        raise
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
             f"{path} cannot be used: {reason_of(error)}", hint="`hpcjobs sweep run` with another --name"
         ) from error

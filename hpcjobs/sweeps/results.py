@@ -13,7 +13,9 @@ from hpcjobs.errors import RequestError, nearest, require_packages
 from hpcjobs.record.figures import LOG_SOURCE, MORE, FigureResult, results_of
 from hpcjobs.record.names import SUMMARY
 from hpcjobs.record.summary import flatten, read_summary
+from hpcjobs.record.text import read_text
 from hpcjobs.run.folder import log_path
+from hpcjobs.run.job_files import read_usable
 from hpcjobs.sweeps.cell_status import CellStatus
 from hpcjobs.sweeps.folder import Definition, SweepFolder
 
@@ -178,7 +180,7 @@ def _read_summary(
     """The figures and the other values, flattened, of the cell's summary.json; empty without a readable file."""
     try:
         summary = read_summary(folder.cell_dir(cell_status.cell.id) / SUMMARY)
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         return {}, []
     figures = results_of(summary)
     if summary.get("source") == LOG_SOURCE:
@@ -225,7 +227,5 @@ def log_file(folder: SweepFolder, cell_status: CellStatus, definition: Definitio
 
 def _traceback(cell_dir: Path) -> str | None:
     """Traceback of a Python function that raised an error."""
-    try:
-        return (cell_dir / "error.txt").read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
-        return None
+    path = cell_dir / "error.txt"
+    return (read_usable(path, lambda: read_text(str(path))) or "").strip() or None

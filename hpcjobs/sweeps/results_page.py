@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from msgspec import UNSET
 
 from hpcjobs.errors import ConfigError
-from hpcjobs.pages import PageTable, Picture, Section, figures, render, save_csv, save_parquet, save_text
+from hpcjobs.pages import PageTable, Picture, Section, figures, render, save_csv, save_file, save_parquet
 from hpcjobs.pages.figures import BEHIND, COLOURS, GREY, INK, add_legend, choose_labels, escape_math, new_figure
 from hpcjobs.site.library import load_site
 from hpcjobs.site.partition import describe_nodes
@@ -217,7 +217,7 @@ def write(
             Section("Cells, best first" if compared else "Cells", table=PageTable(headers, shown)),
         ],
     )  # fmt: skip
-    save_text(folder / "index.html", page)
+    save_file(folder / "index.html", page)
     every = list(dict.fromkeys(key for row in rows for key in row))
     frame = pl.DataFrame({key: [_storable(row.get(key)) for row in rows] for key in every}, strict=False)
     save_csv(folder / "results.csv", frame)

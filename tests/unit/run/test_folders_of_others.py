@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -229,3 +230,24 @@ def test_a_job_of_wrong_types_in_a_strange_folder_stops_no_verb(
     answer = within(*verb.split(), str(hostile.folder))
     assert answer.code != 70, answer
     assert hostile.obeyed() == []
+
+
+@pytest.mark.parametrize("name", ["code.patch", "job.sh"])
+def test_a_pipe_in_the_place_of_code_or_script_stops_no_comparison(hostile: Hostile, here: Path, name: str) -> None:
+    hostile.edit("manifest.json", {"code": {"commit": "a", "dirty": True, "untracked": [], "missing": None}})
+    (hostile.folder / name).unlink(missing_ok=True)
+    os.mkfifo(hostile.folder / name)
+    for verb in (("diff", str(hostile.folder), str(hostile.folder)), ("report", "advise", str(hostile.folder))):
+        answer = hpcjobs(*verb, timeout_s=60)
+        assert answer.code != 70, answer
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.write_bytes(b"\xff"), None])
+def test_a_file_that_is_no_study_is_refused(here: Path, make: Callable[[Path], object] | None) -> None:
+    path = here / "s.study.json"
+    if make is None:
+        path.write_text("[" * 100_000)
+    else:
+        make(path)
+    refused = hpcjobs("report", "scaling", "s", timeout_s=60)
+    assert (refused.code, "s.study.json is no study" in refused.err) == (4, True), refused

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
-from commandline import ok, within
+from commandline import hpcjobs, ok, within
 from stub_slurm import StubSlurm, install
 
 from hpcjobs.errors import RequestError
@@ -46,6 +47,51 @@ def test_the_status_of_a_foreign_sweep_starts_no_command_with_its_configuration_
     (foreign / "chunks/0001/owner").write_text("101\n")
     assert "2 MISSING" in ok("sweep", "status", "runs/sweep-s").out
     assert "run folder" not in ok("show", "101").out, "the queue has it; it is no job of ours"
+
+
+@pytest.mark.parametrize("name", ["../../out/x", "/ABSOLUTE/x", "s"])
+def test_the_page_of_a_foreign_sweep_lies_in_the_current_folder_whatever_its_name(
+    foreign: Path, here: Path, tmp_path: Path, name: str
+) -> None:
+    """Neither the name nor a link that somebody has put there before leads the page elsewhere."""
+    own = tmp_path / "own"
+    own.write_text("mine")
+    (here / "s-report").mkdir()
+    for file in ("index.html", "results.csv", "results.parquet"):
+        (here / "s-report" / file).symlink_to(own)
+    definition = json.loads((foreign / "sweep.json").read_text())
+    (cell, _) = json.loads((foreign / "chunks/0001/chunk.json").read_text())["cells"]
+    (foreign / "cells" / cell).mkdir()
+    (foreign / "cells" / cell / "summary.json").write_text('{"loss": 0.5}')
+    state = {"job_id": "1_0", "state": "COMPLETED", "exit_code": 0, "started": 1, "ended": 2, "nodes": "n1"}
+    (foreign / "cells" / cell / "state.json").write_text(json.dumps(state))
+    definition["name"] = name.replace("/ABSOLUTE", str(tmp_path / "out"))
+    (foreign / "sweep.json").write_text(json.dumps(definition))
+    ok("report", "sweep", "runs/sweep-s")
+    assert len([page for page in here.glob("*-report/index.html") if not page.is_symlink()]) == 1
+    assert own.read_text() == "mine"
+    assert not (tmp_path / "out").exists()
+    assert not (here.parents[1] / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["completed.json", "tail.json", "chunks/0001/chunk.json", "chunks/0001/submitted.json", "chunks/x",
+     "chunks/0001/owner", "cells/CELL/error.txt", "cells/CELL/state.json", "cells/CELL/summary.json"],
+)  # fmt: skip
+def test_pipes_in_a_foreign_sweep_stop_no_verb(foreign: Path, name: str) -> None:
+    (cell, _) = json.loads((foreign / "chunks/0001/chunk.json").read_text())["cells"]
+    (foreign / "cells" / cell).mkdir()
+    path = foreign / name.replace("CELL", cell)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    if name.endswith("owner"):
+        (foreign / "chunks/0001/submitted.json").unlink()
+    for verb in ("status", "results"):
+        answer = hpcjobs("sweep", verb, "runs/sweep-s", timeout_s=60)
+        assert answer.code != 70, answer
+        if answer.code:
+            assert f"{path} cannot be used: no regular file" in answer.err
 
 
 @pytest.mark.parametrize("verb", ["resume", "continue", "cancel"])
