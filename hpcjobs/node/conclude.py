@@ -325,6 +325,7 @@ class CurrentAttempt:
             return continuation.decision
         try:
             if continuation.job_id is not None:
+                # Before the history: of two continuations, after a lost answer, the other one ends by it.
                 self.control.write_continued(continuation.job_id)
                 report(f"requeue is not allowed here; continues as job {continuation.job_id}")
             else:
@@ -387,6 +388,7 @@ def requeued_by_slurm(job: CurrentAttempt, history: History) -> bool:
 def leave_orphaned(job: CurrentAttempt, code: int) -> None:
     """Requeue a job after its slurmstepd died: one more short start reports the end to Slurm."""
     report(f"slurmstepd of this job died: one more start reports exit code {code} to Slurm")
+    # The requeue ends this process, and the start that follows reads the code: so it is written before.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     job.control.write_finished(job.scheduler.job_id, code)
     outcome = job.scheduler.start_again([], as_another_job=False)

@@ -329,6 +329,7 @@ class Slurm(NodeSideScheduler):
             answer = self._run(slurm_commands.submit(self._script, *options), self._job_env)
             # A site's banner may surround the id, on standard output too.
             printed = [line.partition(";")[0] for line in answer.out.splitlines() if re.match(r"[0-9]+(;.*)?\Z", line)]
+            # After an unusable answer an earlier try may have submitted too, and only the queue shows all.
             if answer.code == 0 and printed and tries == 1:
                 taken = printed[-1:]
                 break

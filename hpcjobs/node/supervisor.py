@@ -97,6 +97,7 @@ class Supervisor:
         if not self.terminated:
             self.terminated = True
             terminated_at = time.monotonic()
+            # Before the question: its answer may take longer than Slurm waits before SIGKILL.
             self.script.send_signal(signal.SIGTERM)
             self.cause_at_term = self.job.scheduler.read_cause()  # later the job has left the queue
             if self.cause_at_term == decide.CANCELLED:
@@ -223,6 +224,7 @@ class Supervisor:
 def supervise(options: Options) -> int:
     """Run ``options.command`` as one attempt of this job and decide about another one; return the job's exit code."""
     environ = dict(os.environ)
+    # First: a signal that comes before the script is started waits, and ends no process without a record.
     signals = SignalPipe(*HANDLED)
     scheduler, kind = connect(options, environ), KINDS[options.scheduler]
     job_id = environ.get("SLURM_JOB_ID" if kind.has_nodes else "HPCJOBS_JOB_ID", "")
@@ -244,6 +246,7 @@ def supervise(options: Options) -> int:
             job.write_state("FAILED", 1, int(time.time()))
             return 1
     try:
+        # Before the script: a start that is killed from here on is judged by the next one, or by rank 0.
         job.control.prepare(
             Running(scheduler.job_id, job.started, nodes, os.uname().nodename, os.getpid(), options.argv)
         )

@@ -216,7 +216,7 @@ class LocalScheduler:
                 f"the queue of this machine cannot be written: {error.strerror}: {error.filename}",
                 hint="XDG_STATE_HOME names another folder for it; is the disk full?",
             ) from error
-        alive = queue.make(job)
+        alive = queue.make(job)  # locked before it counts: a reader ends what has no supervisor
         try:
             job.write(request._replace(job_id=job.job_id))
             queue.activate(job)

@@ -495,7 +495,7 @@ def _scan(root: str, unrecorded: dict[str, Ended]) -> Iterator[QueuedJob]:
         if job.read_ended() is not None or request is None:
             os.unlink(job.marker)
         elif not is_alive(job):
-            ended = end_abandoned(job, grace_s=0)
+            ended = end_abandoned(job, grace_s=0)  # no grace: everybody who decides waits for this lock
             try:
                 record(job, ended)
             except OSError as error:
@@ -524,7 +524,7 @@ def end_abandoned(job: LocalJob, *, grace_s: float) -> Ended:
 
 def record(job: LocalJob, ended: Ended) -> None:
     """Record the end of a job; from then on it holds no slot. The caller holds the lock."""
-    job.write(ended)
+    job.write(ended)  # before the marker goes: without both, a task counts as never run
     if os.path.exists(job.marker):
         os.unlink(job.marker)
 
@@ -551,6 +551,7 @@ def claim(job: LocalJob) -> Claim | Wait | Never | None:
         task = job.task(entry.waiting[0])
         try:
             os.mkdir(task.folder, 0o700)
+            # Locked and written before it counts: the next reader ends what has no supervisor.
             alive = make(task)
             task.write(started)
             activate(task)

@@ -63,6 +63,7 @@ def _finish(job: LocalJob, ended: Ended) -> None:
 
 def main(argv: list[str]) -> int:
     folder, alive = argv
+    # A script that inherits the lock would hold it when this process is killed, and the job would seem supervised.
     os.set_inheritable(int(alive), False)
     jobs, name = os.path.split(folder)
     job = LocalJob(os.path.dirname(jobs), name)
@@ -258,6 +259,7 @@ def _once(
     guard = Guard(lambda: _finish(job, queue.end_abandoned(job, grace_s=request.grace_s)))
     leader = _start_script(job, request, started, log, restarts=restarts)
     run = _Run(job, request, leader)
+    # Whoever finds this process killed ends the processes of this leader.
     _repeat_while_full(lambda: job.write(started._replace(leader=run.identity)))
     while True:
         run.reap(guard.pid)
