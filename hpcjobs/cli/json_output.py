@@ -229,7 +229,7 @@ OUTPUTS: Mapping[str, Callable[[], Any]] = {
     "show": lambda: load_type("run.progress.Description"),
     "logs": lambda: _LINES,
     "why": lambda: load_type("diagnosis.values.Diagnosis"),
-    "why, of a job that waits": lambda: load_type("diagnosis.pending.Pending"),
+    "why, of a job that waits": lambda: load_type("diagnosis.placement.Pending"),
     "why, of a job that has not failed": lambda: load_type("scheduler.base.JobRecord"),
     "diff": lambda: load_type("run.rerun.Difference"),
     "where": lambda: make_list(load_type("diagnosis.placement.Placement")),

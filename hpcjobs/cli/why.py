@@ -21,8 +21,7 @@ from hpcjobs.units import format_number, human_duration
 
 if TYPE_CHECKING:
     from hpcjobs.diagnosis.gather import Subject
-    from hpcjobs.diagnosis.pending import Ahead, Pending
-    from hpcjobs.diagnosis.placement import Cost, Placement
+    from hpcjobs.diagnosis.placement import Ahead, Cost, Pending, Placement
     from hpcjobs.diagnosis.values import Diagnosis
     from hpcjobs.job.models import Layer
     from hpcjobs.run.index import Entry
@@ -196,7 +195,7 @@ def _print_unfinished(subject: Subject, *, as_json: bool) -> None:
     record = subject.record
     assert record is not None
     if record.state.value == "PENDING" and (subject.entry is None or subject.entry.kind.has_partitions):
-        from hpcjobs.diagnosis.pending import explain_pending
+        from hpcjobs.diagnosis.placement import explain_pending
 
         pending = explain_pending(record, entry=subject.entry, slurm_conf=subject.slurm_conf)
         if as_json:

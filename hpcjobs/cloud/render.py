@@ -16,8 +16,7 @@ from hpcjobs.errors import ConfigError, HpcJobsError, RequestError, reason_of
 from hpcjobs.files import state_dir, write_beside
 from hpcjobs.packing import Wheel, build_wheel
 from hpcjobs.sandbox.layout import Host
-from hpcjobs.sandbox.services import PACKAGES
-from hpcjobs.sandbox.slurm_files import node_line, partition_line
+from hpcjobs.sandbox.services import PACKAGES, node_line, partition_line
 
 _SETTINGS = """\
 ClusterName={name}

@@ -18,7 +18,7 @@ import msgspec
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.processes.programs import run
 from hpcjobs.processes.tree import start_ticks
-from hpcjobs.sandbox import network, services, slurm_files
+from hpcjobs.sandbox import network, services
 from hpcjobs.sandbox.folder import (
     Daemon,
     Folder,
@@ -226,7 +226,7 @@ def up(shape: Shape, *, root: Path | None = None, install: bool = False, say: Sa
 
 def _build_anew(folder: Folder, shape: Shape, *, say: Say) -> Sandbox:
     try:
-        network.check_free(folder, ports=slurm_files.PORTS)
+        network.check_free(folder, ports=services.PORTS)
         take_down(folder)
         folder.clear()
         foreign = _foreign_cluster(shape)
@@ -408,13 +408,13 @@ def _write_files(folder: Folder, layout: Layout, *, password: str) -> None:
         path.mkdir()
     for name, content in layout.files.items():
         write(folder.etc / name, content)
-    write(folder.slurm_conf, slurm_files.slurm_conf(layout, folder))
+    write(folder.slurm_conf, services.slurm_conf(layout, folder))
     services.write_modulefiles(folder, layout.modules)
-    write(folder.task_prolog, slurm_files.TASK_PROLOG, mode=0o755)
-    if (text := slurm_files.cgroup_conf(layout, folder, version=services.slurm_version())) is not None:
+    write(folder.task_prolog, services.TASK_PROLOG, mode=0o755)
+    if (text := services.cgroup_conf(layout, folder, version=services.slurm_version())) is not None:
         write(folder.etc / "cgroup.conf", text)
-    write(folder.etc / "gres.conf", slurm_files.gres_conf(layout, folder))
-    write(folder.etc / "slurmdbd.conf", slurm_files.slurmdbd_conf(layout, folder, password=password), mode=0o600)
+    write(folder.etc / "gres.conf", services.gres_conf(layout, folder))
+    write(folder.etc / "slurmdbd.conf", services.slurmdbd_conf(layout, folder, password=password), mode=0o600)
     null = os.stat("/dev/null")
     for index in range(max(host.shape.gpus for host in layout.hosts)):
         os.mknod(folder.devices / f"gpu{index}", null.st_mode, null.st_rdev)

@@ -17,7 +17,7 @@ from hpcjobs.sandbox import Sandbox, Shape
 from hpcjobs.sandbox.folder import Folder
 from hpcjobs.sandbox.layout import resolve_layout
 from hpcjobs.sandbox.network import CONTROLLER
-from hpcjobs.sandbox.slurm_files import ACCOUNTING_PORT, gres_conf, slurm_conf
+from hpcjobs.sandbox.services import ACCOUNTING_PORT, gres_conf, slurm_conf
 from hpcjobs.site.library import load_site
 from hpcjobs.site.models import Site
 from hpcjobs.units import slurm_time, time_limit_s

@@ -26,7 +26,7 @@ from hpcjobs.cli.rehearse import sandbox_app
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.processes.programs import Result, run
 from hpcjobs.processes.tree import identity
-from hpcjobs.sandbox import Sandbox, Shape, network, slurm_files
+from hpcjobs.sandbox import Sandbox, Shape, network, services
 from hpcjobs.sandbox.folder import Folder, folder_at
 from hpcjobs.sandbox.network import HOSTS_FILE, bridge_owner
 from hpcjobs.sandbox.sandbox import leftovers
@@ -394,8 +394,8 @@ def test_an_up_that_fails_shows_the_log_and_cleans_up(
     nothing_up: Folder, hosts_before: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """slurmctld cannot write its state: its last words are in the error."""
-    broken = slurm_files._SETTINGS.replace("StateSaveLocation={root}/ctld", "StateSaveLocation=/proc/none")
-    monkeypatch.setattr(slurm_files, "_SETTINGS", broken)
+    broken = services._SETTINGS.replace("StateSaveLocation={root}/ctld", "StateSaveLocation=/proc/none")
+    monkeypatch.setattr(services, "_SETTINGS", broken)
     answer: list[str] = []
     with pytest.raises(HpcJobsError, match=r"slurmctld ended while waiting(.*\n)+.*slurmctld: .*/proc/none"):
         sandboxes.up(SHAPE, say=answer.append)
@@ -406,8 +406,8 @@ def test_an_up_that_fails_shows_the_log_and_cleans_up(
 def test_a_port_that_is_taken_is_named(nothing_up: Folder, hosts_before: bytes) -> None:
     """Before anything is started."""
     with (
-        socket.create_server(("127.0.0.1", slurm_files.DATABASE_PORT)),
-        pytest.raises(RequestError, match=f"port {slurm_files.DATABASE_PORT} is in use"),
+        socket.create_server(("127.0.0.1", services.DATABASE_PORT)),
+        pytest.raises(RequestError, match=f"port {services.DATABASE_PORT} is in use"),
     ):
         sandboxes.up(SHAPE)
     assert_nothing_is_left(nothing_up, hosts_before)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from hpcjobs.cli.why import print_pending
-from hpcjobs.diagnosis.pending import explain_pending
+from hpcjobs.diagnosis.placement import explain_pending
 from hpcjobs.diagnosis.reasons import REASONS, explain_reason
 from hpcjobs.processes.programs import Result
 from hpcjobs.scheduler.base import JobRecord, State

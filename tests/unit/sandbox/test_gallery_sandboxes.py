@@ -11,7 +11,7 @@ from partition_facts import facts
 import hpcjobs
 from hpcjobs.sandbox.folder import Folder
 from hpcjobs.sandbox.layout import Layout, Shape, read_slurm_conf, resolve_layout
-from hpcjobs.sandbox.slurm_files import slurm_conf
+from hpcjobs.sandbox.services import slurm_conf
 from hpcjobs.site.library import load_site
 from hpcjobs.site.models import Partition, Site
 from hpcjobs.site.search import gallery_folder

@@ -11,8 +11,7 @@ import pytest
 from hpcjobs.errors import RequestError
 from hpcjobs.sandbox.folder import Folder
 from hpcjobs.sandbox.layout import Shape, resolve_layout
-from hpcjobs.sandbox.services import write_modulefiles
-from hpcjobs.sandbox.slurm_files import cgroup_conf, gres_conf, slurm_conf
+from hpcjobs.sandbox.services import cgroup_conf, gres_conf, slurm_conf, write_modulefiles
 from hpcjobs.site.library import load_site
 from hpcjobs.site.models import NodeGroup, NodeShape, Partition, Resources, Site
 
