@@ -78,6 +78,11 @@ def is_answer_lost(message: str) -> bool:
     return _ANSWER_LOST.search(message) is not None
 
 
+def has_no_answer(code: int, message: str) -> bool:
+    """Whether a command that failed was killed, or its daemon did not answer: not a refusal."""
+    return code < 0 or code >= 128 or is_unanswered(message)
+
+
 def is_usage_error(message: str) -> bool:
     """Whether a command of Slurm did not understand its own options, and so asked nothing of its daemon."""
     return _USAGE_ERROR.search(message) is not None

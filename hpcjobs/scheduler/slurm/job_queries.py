@@ -22,6 +22,7 @@ from hpcjobs.slurm_commands import (
     check_submission,
     cluster_env,
     count_nodes_by_state,
+    has_no_answer,
     hosts_of,
     list_accounted,
     question_env,
@@ -54,7 +55,10 @@ def estimate_start(job: Job, *, runner: Runner = run) -> Estimate:
 def ask_sbatch(
     args: Sequence[str], *, slurm_conf: str | None = None, cwd: str | None = None, runner: Runner = run
 ) -> Estimate:
-    """Slurm's estimate for these arguments of sbatch: options, and a script or ``--wrap``."""
+    """Slurm's estimate for these arguments of sbatch: options, and a script or ``--wrap``.
+
+    An answer that did not arrive is no refusal: the estimate has neither, and a message.
+    """
     answer = runner(check_submission(*args), cwd=cwd, env=question_env(slurm_conf))
     if answer.code == 0:
         lines = [line.removeprefix("sbatch: ").strip() for line in answer.err.splitlines()]
@@ -65,7 +69,10 @@ def ask_sbatch(
     lines = [line for line in (answer.err or answer.out).splitlines() if line.strip()]
     # A plugin of the site (job_submit) prints its reason before sbatch's own line.
     texts = dict.fromkeys(text for line in lines if (text := _PREFIX.sub("", line.strip())))
-    return Estimate(refusal="; ".join(texts) if texts else f"sbatch ended with exit code {answer.code}")
+    reason = "; ".join(texts) if texts else f"sbatch ended with exit code {answer.code}"
+    if has_no_answer(answer.code, reason):
+        return Estimate(messages=(f"Slurm did not answer: {reason}",))
+    return Estimate(refusal=reason)
 
 
 def submit_host_problem(alloc_nodes: str, host: str) -> str | None:

@@ -106,6 +106,26 @@ def test_a_refusal_of_test_only_is_quoted_without_its_prefixes_and_with_the_mess
     assert ask_sbatch([], runner=refuse) == Estimate(refusal="large jobs need --qos=big; Invalid qos specification")
 
 
+@pytest.mark.parametrize(
+    ("lost", "reason"),
+    [
+        (
+            Result(1, "", "allocation failure: Unable to contact slurm controller (connect failure)"),
+            "Unable to contact",
+        ),
+        (Result(1, "", "sbatch: error: Socket timed out on send/recv operation"), "Socket timed out"),
+        (Result(-9, "", ""), "exit code -9"),
+    ],
+)
+def test_a_lost_answer_of_test_only_is_no_refusal(lost: Result, reason: str) -> None:
+    def lose(argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
+        return lost
+
+    estimate = ask_sbatch([], runner=lose)
+    assert (estimate.start, estimate.refusal) == (None, None)
+    assert reason in estimate.messages[0]
+
+
 @pytest.mark.parametrize(("start_estimate", "partitions"), [(600.0, []), (900.0, ["debug"]), (None, ["debug"])])
 def test_only_what_starts_sooner_than_the_waiting_job_itself_is_suggested(
     start_estimate: float | None, partitions: list[str]
