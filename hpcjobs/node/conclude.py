@@ -99,6 +99,8 @@ def _budgets(text: str) -> Dict[str, int]:
 NOTIFY_S = 120.0
 CANCELLED_CODE = 143
 """128 + SIGTERM: of a job that its scheduler takes away."""
+REQUEUE_AFTER_CANCEL_S = 300.0
+"""Until a job that requeued itself as it was cancelled is in the queue again, with the difference of two clocks."""
 
 
 class CurrentAttempt:
@@ -194,8 +196,10 @@ class CurrentAttempt:
         self.nodes = self.control.chosen_nodes or self.nodes
         cause = decide.find_cause(end)
         if cause is None:
-            requeued = end.scheduler_cause == decide.REQUEUED
-            self.write_state("REQUEUED" if requeued else "CANCELLED", CANCELLED_CODE, ended)
+            if end.scheduler_cause == decide.REQUEUED:
+                self.write_state("REQUEUED", CANCELLED_CODE, ended)
+            else:
+                self.end_cancelled(ended)
             self._release(cancelled=end.scheduler_cause == decide.CANCELLED)
             return CANCELLED_CODE
         if cause == decide.NODE:
@@ -220,10 +224,28 @@ class CurrentAttempt:
         if decision == decide.CONTINUES:
             self.write_state("REQUEUED", code, ended)  # before Slurm ends this process in the course of it
             decision = self._start_again(attempt, is_recorded=is_recorded)
-        if decision.startswith("ended"):
+        if decision == decide.WAS_CANCELLED:
+            self.end_cancelled(ended)
+        elif decision.startswith("ended"):
             self.is_over = True
             self.write_state("FAILED", code, ended)
         return code
+
+    def was_cancelled(self) -> bool:
+        """Whether this start was requested before the job was cancelled, and Slurm took it up after that."""
+        cancelled_at = self.control.cancelled_at
+        if cancelled_at is None:
+            return False
+        queued_at = self.scheduler.read_queued_at()
+        return queued_at is None or abs(queued_at - cancelled_at) <= REQUEUE_AFTER_CANCEL_S
+
+    def end_cancelled(self, ended: int) -> None:
+        """Write that the job was cancelled; a start that its user requests later runs."""
+        self.write_state("CANCELLED", CANCELLED_CODE, ended)
+        try:
+            self.control.clear_cancelled()
+        except OSError as error:
+            report(f"{error.filename} cannot be removed, and a start within minutes would end: {error.strerror}")
 
     def find_recorded(self, running: Running) -> Optional[Attempt]:
         """The line of ``running``, if its process was killed after writing it; None: not written."""
@@ -297,7 +319,7 @@ class CurrentAttempt:
             is_recorded = True
             number = len(read_history(self.options.run_dir).attempts)
         except OSError as error:
-            problem = "cannot be read" if is_recorded else "lacks this attempt, which counts for every budget"
+            problem = "cannot be read" if is_recorded else "lacks this attempt"
             report(f"attempts.jsonl {problem}: {error.strerror}")
         # Also without a line: the next start would take this attempt for one that Slurm requeued, and count that.
         with contextlib.suppress(OSError):
@@ -316,12 +338,15 @@ class CurrentAttempt:
         """
         continuation = self.scheduler.start_again(self.control.suspects(), as_another_job=is_recorded)
         if continuation.decision == decide.CONTINUES:
+            if not is_recorded:
+                report("the attempt that attempts.jsonl lacks counts for every budget: Slurm counts its restart")
             return continuation.decision
         if not is_recorded:  # the last line is an earlier attempt's
-            report(
-                f"not requeued: {continuation.decision}; and no other job continues this one,"
-                " because attempts.jsonl lacks this attempt, and none of the budgets would count it"
-            )
+            report(f"not requeued: {continuation.decision}")
+            if continuation.decision != decide.WAS_CANCELLED:
+                report(
+                    "no other job continues this one, because attempts.jsonl lacks this attempt: no budget counts it"
+                )
             return continuation.decision
         try:
             if continuation.job_id is not None:

@@ -7,10 +7,12 @@ from hpcjobs.record.control import REQUEUE_CODE
 
 COMPLETED, TIMEOUT, PREEMPT, NODE, ERROR = "completed", "timeout", "preempt", "node", "error"
 """Causes of an end."""
-RUNNING, CANCELLED, REQUEUED = "running", "cancelled", "requeued"
-"""Further answers of the scheduler: the job is not ending, ends for good, or starts again."""
+RUNNING, CANCELLED, REQUEUED, FAILED = "running", "cancelled", "requeued", "failed"
+"""Further answers of the scheduler: the job is not ending, ends for good, starts again, or its script has failed."""
 CONTINUES = "requeued"
 """The decision that another attempt follows."""
+WAS_CANCELLED = "ended: the job was cancelled"
+"""What became of that decision where a cancellation came before it was carried out."""
 NODE_CODES = (11, 18, 19, 22, 134, 137)
 """No rendezvous, a rank lost, no progress of all ranks, a broken GPU, SIGABRT, SIGKILL: the node's fault.
 

@@ -108,7 +108,7 @@ class NodeSideScheduler(ABC):
 
     @abstractmethod
     def read_cause(self) -> Optional[str]:
-        """Why the scheduler ends this job: a cause, ``running``, ``cancelled`` or ``requeued``."""
+        """Why the scheduler ends this job: a cause, ``running``, ``cancelled``, ``requeued`` or ``failed``."""
 
     def read_kill_wait_s(self) -> float:
         """How long after SIGTERM the scheduler sends SIGKILL."""
@@ -132,6 +132,10 @@ class NodeSideScheduler(ABC):
 
         ``as_another_job``: where this job cannot start again, another one may continue it.
         """
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """End this job for good."""
 
     @abstractmethod
     def hold(self) -> str:
@@ -168,6 +172,9 @@ class Local(NodeSideScheduler):
             return RestartOutcome("ended: {}: {}".format(self._again or "no HPCJOBS_AGAIN", error.strerror))
         return RestartOutcome(decide.CONTINUES)
 
+    def cancel(self) -> None:
+        """Its queue never starts a cancelled job again."""
+
     def hold(self) -> str:
         return "submit it again when its run folder can be read"
 
@@ -180,6 +187,8 @@ _STATES = {
     "NODE_FAIL": decide.NODE,
     "BOOT_FAIL": decide.NODE,
 }
+_FAILURES = ("NonZeroExitCode", "JobLaunchFailure", "RaisedSignal", "OutOfMemory")
+"""Reasons of a job whose batch script ended or was killed, by version of Slurm; a cancelled job has none of them."""
 _UNFINISHED = ("RUNNING", "PENDING", "COMPLETING", "REQUEUED", "")
 _PATIENCE_S = 300.0
 """Commands are repeated for this time while a controller restarts."""
@@ -247,17 +256,20 @@ class Slurm(NodeSideScheduler):
     # --- causes
 
     def read_cause(self) -> Optional[str]:
-        job = self._show()
+        return self._find_cause(self._show())
+
+    def _find_cause(self, job: Dict[str, str]) -> Optional[str]:
         if not job:
             return None
         if int(job.get("Restarts", "0")) > self.restarts:  # state and reason already belong to the next start
             return decide.REQUEUED
-        cause = _REASONS.get(job.get("Reason", "")) or _STATES.get(job.get("JobState", ""))
+        reason = job.get("Reason", "").partition(":")[0]
+        cause = _REASONS.get(reason) or _STATES.get(job.get("JobState", ""))
         # A requeued job keeps the PreemptTime of an earlier start.
         preempted, started = _epoch(job.get("PreemptTime")), _epoch(job.get("StartTime"))
         if cause in (None, decide.RUNNING) and preempted is not None and preempted >= (started or 0):
             cause = decide.PREEMPT
-        return cause or decide.CANCELLED
+        return cause or (decide.FAILED if reason in _FAILURES else decide.CANCELLED)
 
     def read_kill_wait_s(self) -> float:
         match = re.search(r"^KillWait\s*=\s*([0-9]+)", self._call(slurm_commands.show_config()).out, re.MULTILINE)
@@ -280,11 +292,16 @@ class Slurm(NodeSideScheduler):
         refusal = self._requeue("requeue")
         if refusal is None:
             if exclude:
-                self._call(slurm_commands.update(self.job_id, "ExcNodeList=" + exclude))
+                self._ask(slurm_commands.update(self.job_id, "ExcNodeList=" + exclude))
             return RestartOutcome(decide.CONTINUES)
+        if refusal == decide.WAS_CANCELLED:
+            return RestartOutcome(refusal)
         if self.in_array:
             return RestartOutcome(f"ended: {refusal}; a task of an array is not submitted again")
         return self._submit_again(refusal, exclude) if as_another_job else RestartOutcome(f"ended: {refusal}")
+
+    def cancel(self) -> None:
+        self._ask(slurm_commands.cancel([self.job_id]))
 
     def hold(self) -> str:
         refusal = self._requeue("requeuehold")
@@ -293,21 +310,32 @@ class Slurm(NodeSideScheduler):
         return f"not requeued: {refusal}"
 
     def _requeue(self, verb: str) -> Optional[str]:
-        """Requeue the job; the controller's refusal, or None."""
-        answer = self._ask(slurm_commands.control(verb, [self.job_id]), is_done=self._is_requeued_or_cancelled)
-        message = _one_line(answer.err or answer.out)
-        # Pending: an earlier try was carried out, and its answer lost.
-        if answer.code == 0 or "Job is pending execution" in message:
-            return None
-        return message or f"scontrol {verb} ended with code {answer.code}"
+        """Requeue the job; the reason why it was not, or None.
 
-    def _is_requeued_or_cancelled(self) -> bool:
-        """Whether another request for a requeue has no use, or would undo a cancellation that came after the first."""
+        A requeue undoes a cancellation that came before it. So the cause is read directly before each request.
+        """
         give_up = self._monotonic() + _PATIENCE_S
         while True:
-            cause = self.read_cause()
-            if cause is not None or self._monotonic() > give_up:
-                return cause in (decide.CANCELLED, decide.REQUEUED)
+            cause = self._await_cause()
+            if cause in (decide.CANCELLED, decide.REQUEUED):
+                return decide.WAS_CANCELLED if cause == decide.CANCELLED else None
+            answer = self._call(slurm_commands.control(verb, [self.job_id]))
+            message = _one_line(answer.err or answer.out)
+            # Pending: an earlier try was carried out, and its answer lost.
+            if answer.code == 0 or "Job is pending execution" in message:
+                return None
+            if not slurm_commands.has_no_answer(answer.code, message) or self._monotonic() > give_up:
+                return message or f"scontrol {verb} ended with code {answer.code}"
+            self._sleep(_RETRY_S)
+
+    def _await_cause(self) -> Optional[str]:
+        """As `read_cause`, asked again while there is no answer; None: still none, or Slurm does not know the job."""
+        give_up = self._monotonic() + _PATIENCE_S
+        while True:
+            answer = self._ask(slurm_commands.show_job(self.job_id))
+            cause = self._find_cause(_fields(answer.out))
+            if cause is not None or answer.code != 0 or self._monotonic() > give_up:
+                return cause
             self._sleep(_RETRY_S)
 
     def _submit_again(self, refusal: str, exclude: str) -> RestartOutcome:
@@ -337,15 +365,15 @@ class Slurm(NodeSideScheduler):
             taken = queued or (printed[-1:] if answer.code == 0 else [])
             if not taken:
                 message = _one_line(answer.err or answer.out)
-                is_lost = answer.code < 0 or answer.code >= 128 or slurm_commands.is_unanswered(message)
+                is_lost = slurm_commands.has_no_answer(answer.code, message)
                 if queued is None or not is_lost or self._monotonic() > give_up:
                     return RestartOutcome(f"ended: {refusal}; {message or 'no job id from sbatch'}")
                 self._sleep(_RETRY_S)
         if taken[1:]:
             self._call(slurm_commands.cancel(taken[1:]))
-        if self.read_cause() == decide.CANCELLED:  # just now, and whoever did so knows of this job alone
-            self._call(slurm_commands.cancel(taken[:1]))
-            return RestartOutcome("ended: the job was cancelled")
+        if self._await_cause() == decide.CANCELLED:  # just now, and whoever did so knows of this job alone
+            self._ask(slurm_commands.cancel(taken[:1]))
+            return RestartOutcome(decide.WAS_CANCELLED)
         if self._held:  # its user released it once
             self._call(slurm_commands.control("release", taken[:1]))
         return RestartOutcome(f"{RESUBMITTED} {taken[0]}", taken[0])
@@ -365,9 +393,15 @@ class Slurm(NodeSideScheduler):
     def _exclude(self, suspects: List[str]) -> str:
         """The nodes to exclude from the next attempt, including the user's; empty: no change.
 
-        If too few nodes are left, the oldest suspects are allowed again first.
+        If too few nodes are left, the oldest suspects are allowed again first. Without an answer nothing is changed.
         """
-        excluded = self._show().get("ExcNodeList", "(null)").replace("(null)", "")
+        if not suspects:
+            return ""
+        job = self._ask(slurm_commands.show_job(self.job_id))
+        if job.code != 0:
+            report(f"the next start may get {suspects[-1]} again: Slurm does not say which nodes the job excludes")
+            return ""
+        excluded = _fields(job.out).get("ExcNodeList", "(null)").replace("(null)", "")
         already = self.node_names(excluded)
         names = {node.partition(".")[0]: node for node in [*already, *self.node_names(self.nodes)]}
         short = [host.partition(".")[0] for host in suspects]
@@ -375,7 +409,13 @@ class Slurm(NodeSideScheduler):
         users = [node for node in already if node not in bad]
         for first in range(max(0, len(bad) - MOST_SUSPECTS), len(bad)):
             nodes = ",".join([*users, *bad[first:]])
-            if self._call(slurm_commands.check_submission("--exclude=" + nodes, self._script)).code == 0:
+            answer = self._ask(slurm_commands.check_submission("--exclude=" + nodes, self._script))
+            message = _one_line(answer.err or answer.out)
+            # Without an answer the job may be impossible without these nodes, and would wait for ever.
+            if answer.code != 0 and slurm_commands.has_no_answer(answer.code, message):
+                report(f"the next start may get {bad[-1]} again: Slurm does not answer {message}")
+                return ""
+            if answer.code == 0:
                 report(f"the next start does without {nodes}")
                 return nodes
         if bad:
@@ -383,29 +423,18 @@ class Slurm(NodeSideScheduler):
         return ""
 
     def _show(self) -> Dict[str, str]:
-        """Fields of ``scontrol show job``; empty without an answer.
+        """Fields of ``scontrol show job``; empty without an answer."""
+        return _fields(self._call(slurm_commands.show_job(self.job_id)).out)
 
-        The first field of a name counts: the comments of users and sites, at the end, may hold NAME=VALUE too.
-        """
-        out = self._call(slurm_commands.show_job(self.job_id)).out
-        return dict(reversed(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", out)))
-
-    def _ask(self, argv: List[str], *, is_done: Callable[[], bool] = lambda: False) -> Result:
-        """The answer of a command that may run twice: asked again while the controller does not answer.
-
-        A command whose answer was lost is not asked again if ``is_done`` says that nothing is left to ask for.
-        """
+    def _ask(self, argv: List[str]) -> Result:
+        """The answer of a command that may run twice: asked again while the controller does not answer."""
         give_up = self._monotonic() + _PATIENCE_S
         while True:
             answer = self._call(argv)
-            message = answer.err or answer.out
-            was_killed = answer.code < 0
-            is_away = answer.code != 0 and slurm_commands.is_unanswered(message)
-            if not (is_away or was_killed) or self._monotonic() > give_up:
+            is_away = answer.code != 0 and slurm_commands.has_no_answer(answer.code, answer.err or answer.out)
+            if not is_away or self._monotonic() > give_up:
                 return answer
             self._sleep(_RETRY_S)
-            if (was_killed or slurm_commands.is_answer_lost(message)) and is_done():
-                return Result(0, "", "")
 
     def _call(self, argv: List[str]) -> Result:
         return self._run(argv, self._env)
@@ -418,6 +447,14 @@ def report(message: str) -> None:
 
 def _epoch(text: Optional[str]) -> Optional[float]:
     return float(text) if text is not None and text.isdigit() and int(text) > 0 else None
+
+
+def _fields(out: str) -> Dict[str, str]:
+    """Fields of one job in the output of ``scontrol show job``.
+
+    The first field of a name counts: the comments of users and sites, at the end, may hold NAME=VALUE too.
+    """
+    return dict(reversed(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", out)))
 
 
 def _one_line(text: str) -> str:

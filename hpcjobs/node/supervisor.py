@@ -109,7 +109,7 @@ class Supervisor:
         if time.monotonic() >= self._record_cancelled_at:
             self._record_cancelled_at = math.inf
             if not self.job.is_superseded:
-                self.job.write_state("CANCELLED", CANCELLED_CODE, int(time.time()))
+                self.job.end_cancelled(int(time.time()))
 
     def _on_warning(self) -> None:
         """Slurm's signal to the script: ahead of the limit, or ahead of a preemption."""
@@ -238,6 +238,11 @@ def supervise(options: Options) -> int:
     if code is not None:
         return code
     job.record_continuation(history)
+    if job.was_cancelled():
+        report("this job was cancelled as it started itself again: nothing is left to do")
+        scheduler.cancel()
+        job.end_cancelled(int(time.time()))
+        return CANCELLED_CODE
     earlier = job.control.running()
     if earlier is not None and kind.may_requeue:
         decision = job.judge_earlier(earlier)
@@ -320,7 +325,8 @@ def conclude_killed(control_dir: str) -> int:
         return 0
     options = parse(running.argv)
     scheduler = connect(options, dict(os.environ))
-    if scheduler.read_cause() == decide.REQUEUED:
+    cause = scheduler.read_cause()
+    if cause == decide.REQUEUED:
         return 0
     report(f"the process that decides about this job, {running.pid}, was killed: rank 0 decides")
     job = CurrentAttempt(
@@ -330,5 +336,6 @@ def conclude_killed(control_dir: str) -> int:
     if recorded is not None:
         job.carry_out(recorded, int(time.time()))
         return 0
-    job.conclude(decide.AttemptEnd(KILLED_CODE, scheduler_cause=decide.NODE), int(time.time()))
+    cause = cause if cause == decide.CANCELLED else decide.NODE
+    job.conclude(decide.AttemptEnd(KILLED_CODE, scheduler_cause=cause), int(time.time()))
     return 0

@@ -49,7 +49,7 @@ class ControlDir:
             os.makedirs(self._file(folder), exist_ok=True)
             for name in os.listdir(self._file(folder)):
                 remove(self._file(folder, name))
-        for name in (REQUEUE, "completed", "finished", "step_code", "nodes", DEADLINE):
+        for name in (REQUEUE, "completed", "finished", "cancelled", "step_code", "nodes", DEADLINE):
             remove(self._file(name))
         remove(os.path.join(self.run_dir, FIRST_FAILURE))
         write_beside(self._file("running"), encode(running) + "\n")
@@ -126,6 +126,16 @@ class ControlDir:
         """Nodes that the preflight check chose; empty: the complete allocation."""
         return self._read_value("nodes")
 
+    # --- written by ``hpcjobs cancel``
+
+    def write_cancelled(self, now: float) -> None:
+        """Note that the job is cancelled at ``now``: a requeue that it requests at that moment undoes it in Slurm.
+
+        Raises:
+            OSError: it cannot be written, as where the job has not begun.
+        """
+        write_beside(self._file("cancelled"), f"{now:.0f}\n")
+
     # --- written by node.pyz
 
     def running(self) -> Optional[Running]:
@@ -180,6 +190,15 @@ class ControlDir:
     def clear_finished(self) -> None:
         """Remove the code, so that a job that is requeued later runs. Raises OSError."""
         remove(self._file("finished"))
+
+    @property
+    def cancelled_at(self) -> Optional[float]:
+        """When its user cancelled the job while it ran, and it has not ended since; None: nobody did."""
+        return float(self._number("cancelled")) or None
+
+    def clear_cancelled(self) -> None:
+        """Remove the note of a cancellation. Raises OSError."""
+        remove(self._file("cancelled"))
 
     def add_suspect(self, host: str) -> None:
         append_lines(self._file(SUSPECTS), [host])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -18,8 +19,9 @@ from hpcjobs.errors import RequestError, UnknownJobError, nearest
 from hpcjobs.guards import Amounts
 from hpcjobs.job.limits import check_change
 from hpcjobs.job.models import Job
+from hpcjobs.record.control import ControlDir
 from hpcjobs.run.budget import most_of
-from hpcjobs.run.folder import BATCH_SCRIPT
+from hpcjobs.run.folder import BATCH_SCRIPT, task_dir
 from hpcjobs.run.identity import own_cluster, require_reachable
 from hpcjobs.run.index import Entry
 from hpcjobs.run.rerun import read_manifest
@@ -61,12 +63,41 @@ def cancel(entries: Iterable[Entry], *, only: Collection[State] = (), connect: C
         require_all_own(alive)
         ids = [job_id for known in alive for job_id in known.ids(only)]
         if ids:
-            connect(kind, conf or None).cancel(ids)
+            noted = _note_cancelled(alive, only)
+            try:
+                connect(kind, conf or None).cancel(ids)
+            except BaseException:
+                _remove_notes(noted)
+                raise
             outcome.cancelled.extend(ids)
             waiting = [known.entry for known in alive if all(r.state is State.PENDING for r in known.records)]
             if waiting:  # they write no end themselves, and without accounting slurmctld alone knows it for minutes
                 statuses(waiting, connect=connect, errors=[])
     return outcome
+
+
+def _note_cancelled(jobs: Iterable[Known], only: Collection[State]) -> list[ControlDir]:
+    """Note for jobs that run that they are cancelled: each may request its own requeue just now."""
+    noted = []
+    for job in jobs:
+        running = (r for r in job.records if not r.state.ended and r.state is not State.PENDING)
+        for control in _control_dirs(job, [record for record in running if not only or record.state in only]):
+            with suppress(OSError):  # a job without retries has no such folder
+                control.write_cancelled(time.time())
+                noted.append(control)
+    return noted
+
+
+def _remove_notes(noted: Iterable[ControlDir]) -> None:
+    for control in noted:
+        with suppress(OSError):  # the job disregards it after minutes
+            control.clear_cancelled()
+
+
+def _control_dirs(job: Known, records: Iterable[JobRecord]) -> list[ControlDir]:
+    if job.entry.is_foreign or not job.entry.kind.may_requeue:
+        return []
+    return [ControlDir(str(task_dir(Path(job.entry.run_dir), record.job_id))) for record in records]
 
 
 def _where(entry: Entry) -> tuple[str, str]:
@@ -119,6 +150,7 @@ def control(verb: Verb, entries: Iterable[Entry], *, connect: Connect = connect)
         chosen = [job_id for job in known for job_id in job.ids()]
         with ExitStack() as counted:
             if verb == "requeue":
+                _remove_notes(control for job in known for control in _control_dirs(job, job.records))
                 for job in known:
                     counted.enter_context(guards.count(job.entry.name or job.entry.job_id, _most_of_requeue(job)))
             {"hold": scheduler.hold, "release": scheduler.release, "requeue": scheduler.requeue}[verb](chosen)

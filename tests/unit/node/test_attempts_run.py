@@ -293,6 +293,35 @@ exit 1
     assert (status, node.state, node.requeued) == (143, "CANCELLED", False), err
 
 
+def test_a_job_that_is_cancelled_between_its_programs_end_and_its_own_requeue_stays_cancelled(
+    node: Node, tmp_path: Path
+) -> None:
+    """Slurm is asked for the job once after the program's end; a cancellation after that was undone by the requeue."""
+    (tmp_path / "bin" / "scontrol").write_text(
+        SCONTROL.replace("esac", f'esac\n[ ! -e {tmp_path}/ended ] || echo "JobState=COMPLETING Reason=None" >"$JOB"')
+    )
+    status, err = node.run(f"{SAVED} touch {tmp_path}/ended; exit 85")
+    assert (status, node.state, node.requeued) == (85, "CANCELLED", False), err
+    assert [each["decision"] for each in node.history] == ["ended: the job was cancelled"]
+
+
+@pytest.mark.parametrize("requeued_s", [10, 1000])
+def test_a_start_that_a_cancelled_job_had_requested_before_ends_at_once_and_one_of_its_user_runs(
+    node: Node, requeued_s: int
+) -> None:
+    """`hpcjobs cancel` notes the cancellation in the folder: Slurm itself has forgotten it after the requeue."""
+    assert node.run(f"{SAVED} exit 85")[0] == 85
+    (node.control / "cancelled").write_text("1700000000\n")
+    node.says(f"JobId=42 JobState=RUNNING Reason=None Restarts=1 SubmitTime={1_700_000_000 + requeued_s}")
+    (node.run_dir.parent / "bin" / "scancel").symlink_to("scontrol")
+    code, err = node.run('touch "$HPCJOBS_CONTROL_DIR/../ran"; exit 7', SLURM_RESTART_COUNT="1")
+    was_ended = requeued_s < 300
+    assert (code, node.state) == ((143, "CANCELLED") if was_ended else (7, "FAILED")), err
+    assert (node.run_dir / "ran").exists() != was_ended
+    assert ("--quiet 42" in node.log.read_text().splitlines()) == was_ended
+    assert not (node.control / "cancelled").exists()
+
+
 def test_a_cancellation_is_recorded_before_the_kill_where_the_launcher_outlasts_it(node: Node) -> None:
     """As srun does whose step had not yet begun when Slurm signalled the steps."""
     process = node.begin(f"""trap '' TERM; touch "$HPCJOBS_CONTROL_DIR/ready"; {AWAIT_SIGNAL}""")
@@ -345,8 +374,11 @@ def test_the_report_of_a_task_of_an_array_names_it_as_the_other_commands_do(
     assert report.read_text() == "24_3"
 
 
-@pytest.mark.parametrize("reaped", [True, False])
-def test_a_job_whose_deciding_process_was_killed_is_requeued_by_rank_0(node: Node, reaped: bool) -> None:
+@pytest.mark.parametrize(
+    ("reaped", "reason"),
+    [(True, "JobLaunchFailure"), (False, "NonZeroExitCode"), (True, "RaisedSignal:9(Killed)")],
+)
+def test_a_job_whose_deciding_process_was_killed_is_requeued_by_rank_0(node: Node, reaped: bool, reason: str) -> None:
     """Also where nobody waits for that process, since slurmstepd was killed as well."""
     process = node.begin(f'touch "$HPCJOBS_CONTROL_DIR/ready"; {AWAIT_SIGNAL}')
     wait_until((node.control / "ready").exists)
@@ -357,13 +389,26 @@ def test_a_job_whose_deciding_process_was_killed_is_requeued_by_rank_0(node: Nod
         process.communicate(timeout=60)
     else:
         wait_until(lambda: stat_of(process.pid).rpartition(")")[2].split()[0] == "Z")
-    node.says("JobState=COMPLETING Reason=NonZeroExitCode Restarts=0")
+    node.says(f"JobState=COMPLETING Reason={reason} Restarts=0")
     done = subprocess.run(["sh", node.control / "aftermath"], env=node.environ, capture_output=True, text=True)
     assert (done.returncode, node.state, node.requeued) == (0, "REQUEUED", True), done.stderr
     assert [(each["cause"], each["exit_code"]) for each in node.history] == [("node", 137)]
     again = subprocess.run(["sh", node.control / "aftermath"], env=node.environ, capture_output=True, text=True)
     assert (again.returncode, len(node.history)) == (0, 1)
     process.communicate(timeout=60)
+
+
+def test_rank_0_does_not_start_a_cancelled_job_again_whose_deciding_process_was_killed(node: Node) -> None:
+    process = node.begin(f'touch "$HPCJOBS_CONTROL_DIR/ready"; {AWAIT_SIGNAL}')
+    wait_until((node.control / "ready").exists)
+    (script,) = children(process.pid)
+    node.says("JobId=42 JobState=COMPLETING Reason=None ExitCode=0:9 Restarts=0")
+    process.kill()
+    os.kill(script, signal.SIGKILL)
+    process.communicate(timeout=60)
+    done = subprocess.run(["sh", node.control / "aftermath"], env=node.environ, capture_output=True, text=True)
+    assert (done.returncode, node.state, node.requeued) == (0, "CANCELLED", False), done.stderr
+    assert not (node.run_dir / "attempts.jsonl").exists()
 
 
 def test_rank_0_decides_nothing_while_the_deciding_process_lives(node: Node) -> None:
@@ -497,7 +542,7 @@ def test_an_attempt_that_could_not_be_recorded_counts_for_its_budget(node: Node)
     (node.run_dir / "attempts.jsonl").symlink_to(node.run_dir / "gone" / "attempts.jsonl")
     code, err = node.run("exit 137", *budgets)
     assert (code, node.requeued) == (137, True)
-    assert "attempts.jsonl lacks this attempt, which counts for every budget" in err
+    assert "the attempt that attempts.jsonl lacks counts for every budget" in err
     (node.run_dir / "attempts.jsonl").unlink()
     node.says("JobId=42 JobState=RUNNING Reason=None Restarts=1")
     _, err = node.run("exit 137", *budgets, SLURM_RESTART_COUNT="1")
@@ -521,7 +566,8 @@ def test_no_other_job_continues_one_whose_attempt_could_not_be_recorded(node: No
     full = f"mv {attempts} {attempts}.old; ln -s gone/attempts.jsonl {attempts}; exit 137"
     code, err = node.run(full, *budgets)
     assert (code, node.state, (tmp_path / "submitted").exists()) == (137, "FAILED", False), err
-    assert "no other job continues this one, because attempts.jsonl lacks this attempt" in err
+    assert "no other job continues this one, because attempts.jsonl lacks this attempt: no budget counts it" in err
+    assert "counts for every budget" not in err
     attempts.unlink()
     attempts.write_text(earlier)
     code, err = node.run("exit 137", *budgets)

@@ -119,6 +119,10 @@ def test_no_limit_and_no_answer_are_two_things() -> None:
         (f"JobState=COMPLETING Reason=None StartTime={START} PreemptTime={START - 9}", "cancelled"),
         ("JobState=CANCELLED Reason=None", "cancelled"),
         ("JobState=COMPLETING Reason=BeginTime Restarts=1", "requeued"),
+        ("JobState=COMPLETING Reason=JobLaunchFailure ExitCode=0:9", "failed"),
+        ("JobState=COMPLETING Reason=NonZeroExitCode ExitCode=1:0", "failed"),
+        ("JobState=COMPLETING Reason=RaisedSignal:9(Killed) ExitCode=0:9", "failed"),
+        ("JobState=COMPLETING Reason=None ExitCode=0:9", "cancelled"),  # its script was killed after it
         ("slurm_load_jobs error: Invalid job id specified", None),
     ],
 )
@@ -274,12 +278,12 @@ def test_a_controller_that_restarts_is_asked_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "requests"),
+    ("fields", "requests", "decision"),
     [
-        ("COMPLETING Reason=None", 1),
-        ("COMPLETING Reason=BeginTime", 1),
-        ("RUNNING", 2),
-        ("COMPLETING Reason=NodeDown", 2),
+        ("COMPLETING Reason=None", 1, "ended: the job was cancelled"),
+        ("COMPLETING Reason=BeginTime", 1, "requeued"),
+        ("RUNNING", 2, "requeued"),
+        ("COMPLETING Reason=NodeDown", 2, "requeued"),
     ],
 )
 @pytest.mark.parametrize(
@@ -287,7 +291,7 @@ def test_a_controller_that_restarts_is_asked_again() -> None:
     ids=["timed out", "killed"],
 )  # fmt: skip
 def test_a_requeue_whose_answer_was_lost_is_not_repeated_for_a_job_that_was_cancelled_since(
-    lost: Result, fields: str, requests: int, monkeypatch: pytest.MonkeyPatch
+    lost: Result, fields: str, requests: int, decision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = Cluster()
     answers = iter([lost])
@@ -303,8 +307,54 @@ def test_a_requeue_whose_answer_was_lost_is_not_repeated_for_a_job_that_was_canc
 
     monkeypatch.setattr(cluster, "sleep", sleep)
     cluster.answers["scontrol requeue"] = requeue
-    assert cluster.slurm.start_again([]).decision == "requeued"
+    assert cluster.slurm.start_again([]).decision == decision
     assert len(cluster.commands("scontrol requeue")) == requests
+
+
+LOST = [
+    Result(124, "", "sbatch did not answer within 30 s"),
+    Result(1, "", "sbatch: error: Unable to contact slurm controller (connect failure)"),
+    Result(-9, "", ""),
+]
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_a_lost_answer_to_the_check_without_a_suspect_is_no_refusal(lost: Result) -> None:
+    cluster = Cluster()
+    answers = iter([lost] * 3)
+    cluster.answers["sbatch --test-only"] = lambda: next(answers, Result(0, "", ""))
+    assert cluster.slurm.start_again(["n2"]).decision == "requeued"
+    assert cluster.commands("scontrol update") == ["scontrol update JobId=42 ExcNodeList=n2"]
+
+
+def test_while_slurm_does_not_answer_whether_the_job_can_do_without_a_suspect_nothing_is_excluded(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cluster = Cluster()
+    cluster.answers["sbatch --test-only"] = LOST[1]
+    assert cluster.slurm.start_again(["n1", "n2"]).decision == "requeued"
+    assert cluster.commands("scontrol update") == []
+    assert "too few nodes" not in capsys.readouterr().err
+    assert cluster.monotonic < 50 + 310
+
+
+def test_a_lost_answer_about_the_nodes_that_the_user_excludes_does_not_allow_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster()
+    answers = iter([Result(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")] * 2)
+    cluster.answers["scontrol show hostnames"] = Result(0, "n9\n", "")
+    cluster.job = cluster.job.replace("(null)", "n9")
+    answered = cluster.run
+
+    def run(arguments: list[str], env: dict[str, str]) -> Result:
+        is_question = arguments[:5] == ["scontrol", "--all", "--oneliner", "show", "job"]
+        return next(answers, answered(arguments, env)) if is_question else answered(arguments, env)
+
+    monkeypatch.setattr(cluster, "run", run)
+    cluster.answers = {"scontrol show hostnames n[1-2]": Result(0, "n1\nn2\n", ""), **cluster.answers}
+    cluster.slurm.start_again(["n2"])
+    assert cluster.commands("scontrol update") == ["scontrol update JobId=42 ExcNodeList=n9,n2"]
 
 
 def test_what_slurm_requeued_itself_is_requeued() -> None:
