@@ -285,15 +285,16 @@ def drop_ends(entry: Entry, ends: list[JobRecord], alive: Iterable[JobRecord]) -
 
 
 def is_closed(entry: Entry) -> bool:
-    """Whether the job needs no further query: its accounting is kept, or its run folder was removed."""
-    path = Path(entry.run_dir) / ACCOUNTING
+    """Whether the job needs no further query: its last end is kept, or its run folder was removed."""
+    if read_accounting(entry) is not None:
+        return True
     try:
-        os.stat(path)
-        return entry.array is None or covers_tasks(entry, read_json(path, list[JobRecord]) or [])
+        os.lstat(entry.run_dir)
     except (FileNotFoundError, NotADirectoryError):
-        return not os.path.lexists(entry.run_dir)
+        return True
     except OSError:
-        return False
+        pass  # not there at the moment
+    return False
 
 
 _BLOCK = 1 << 16

@@ -216,6 +216,43 @@ def array_with_kept_ends(job: Entry, tasks: int) -> Entry:
     return array
 
 
+def test_a_job_that_has_started_again_since_its_kept_end_is_not_closed(job: Entry) -> None:
+    """Also while Slurm does not answer that it runs: a closed job is never asked for again."""
+    write_state(job, "FAILED", exit_code=85, ended=NOW - 3000)
+    ended = record(State.FAILED, "sacct", ended=NOW - 3000, exit_code=85)
+    assert states(job, Slurm(accounted=[ended])) == [(State.FAILED, "sacct")]
+    assert is_closed(job)
+    write_state(job, "RUNNING", started=NOW - 5, restarts=1)
+    kept = (Path(job.run_dir) / "accounting.json").stat()
+    os.utime(Path(job.run_dir) / "state.json", ns=(kept.st_mtime_ns + 10**9, kept.st_mtime_ns + 10**9))
+    assert not is_closed(job)
+
+
+@pytest.mark.parametrize("state", [State.RUNNING, State.PENDING])
+def test_a_cancellation_is_noted_for_a_job_that_runs_and_may_request_its_own_requeue(job: Entry, state: State) -> None:
+    """Slurm forgets a cancellation that a requeue follows; the start that follows reads the note, and ends."""
+    job, control = replace(job, user=user_name()), Path(job.run_dir) / "control"
+    control.mkdir()
+    alive = Slurm([record(state, command=f"{job.run_dir}/job.sh")])
+    assert cancel([job], connect=alive.connect).cancelled == ["7"]
+    assert (control / "cancelled").exists() == (state is State.RUNNING)  # one that waits is gone at once
+
+
+def test_a_cancellation_that_slurm_did_not_take_leaves_no_note(job: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, control = replace(job, user=user_name()), Path(job.run_dir) / "control"
+    control.mkdir()
+    alive = Slurm([record(State.RUNNING, command=f"{job.run_dir}/job.sh")])
+
+    def refuse(job_ids: Iterable[str]) -> None:
+        assert (control / "cancelled").exists()
+        raise SchedulerDownError("scancel: Slurm does not answer")
+
+    monkeypatch.setattr(alive, "cancel", refuse)
+    with pytest.raises(SchedulerDownError):
+        cancel([job], connect=alive.connect)
+    assert not (control / "cancelled").exists()
+
+
 def test_the_kept_ends_of_an_array_stay_while_one_of_its_tasks_is_requeued(job: Entry) -> None:
     """Its other tasks are shown as the accounting had them, and not as they wrote."""
     array = array_with_kept_ends(job, 2)
