@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING
 
 from slurm import ENDED, Job
 
+from hpcjobs.job.array import task_ids
 from hpcjobs.run import index
 from hpcjobs.run.job_files import read_attempts
 
 if TYPE_CHECKING:
     from life import Life, Submission, Wait
+    from slurm import Slurm
+    from world import World
 
     from hpcjobs.scheduler.base import JobRecord
 
@@ -40,6 +43,8 @@ def check_end(life: Life) -> None:
         check_strangers(life, one)
         check_waits(life, one)
         check_attempts(life, one)
+        check_continuations(life, one)
+        check_tasks(life, one)
     check_states(life)
     check_folders(life)
 
@@ -181,14 +186,78 @@ def check_cancelled(life: Life, one: Submission) -> None:
                 continue
             if not job.has_ended and job.state != "LOST":
                 life.errors.append(f"{folder}: cancelled, and job {job.id} is {job.shown_state}")
+            # A start that the job had requested before it was cancelled may come, and does nothing.
+            began = {id(run.attempt) for run in life.works[folder].runs}
             later = [a for a in job.attempts if a.started > one.cancelled + 1.0]
-            if later:
+            if any(id(attempt) in began or attempt.end_state != "CANCELLED" for attempt in later):
                 life.errors.append(f"{folder}: cancelled, and job {job.id} started again")
 
 
-def _is_undisturbed(life: Life) -> bool:
-    """No file could not be written, and no clock was wrong."""
-    kinds = {fault.kind for fault in life.world.injected}
+def check_interrupted(life: Life, one: Submission) -> None:
+    """Ctrl-C waits until an accepted job is recorded."""
+    process = life.world.current
+    assert process is not None
+    is_recorded = os.path.exists(f"{one.plan.run_dir}/submitted.json")
+    if process.has_submitted and not is_recorded and _is_undisturbed(life, signals=True) and not _is_misled(life):
+        life.errors.append(f"{one.plan.run_dir}: interrupted before the accepted job was recorded")
+
+
+def check_request(world: World, slurm: Slurm, argv: list[str]) -> None:
+    """A job requests a requeue of itself alone, and writes so before: Slurm may end it in the course of that."""
+    process = world.current
+    if process is None or not process.name.startswith("job ") or argv[:2] != ["scontrol", "requeue"]:
+        return
+    job_id = process.name.split()[1].rpartition(".")[0]
+    if argv[2] != job_id:
+        world.problems.append(f"job {job_id} requests a requeue of {argv[2]}")
+    job = next(job for job in reversed(slurm.every) if job.id == job_id)
+    folder = Path(job.script).parent / ("" if job.task is None else str(job.task))
+    try:
+        state = json.loads((folder / "state.json").read_text())["state"]
+    except (OSError, ValueError):
+        return
+    was_hindered = any(process.name in line and "state.json cannot" in line for line in world.trace)
+    if state != "REQUEUED" and not was_hindered:
+        world.problems.append(f"job {job_id} requests its requeue, and its state is {state}")
+
+
+def check_continuations(life: Life, one: Submission) -> None:
+    """A job goes on as itself or as one other job."""
+    if one.requeued or one.cancelled is not None or life.has_forgotten:
+        return
+    for folder in folders_of(life, one):
+        jobs = jobs_of(life, folder)
+        for first in jobs:
+            others = [job for job in jobs if ("afterany", first.root) in job.dependency and job.state != "CANCELLED"]
+            others = [job for job in others if job.state != "LOST" and not _is_late_copy(life, job)]
+            if len(others) > 1 and not _is_misled(life):
+                life.errors.append(f"{folder}: jobs {[job.root for job in others]} continue job {first.root}")
+            if others and any(a.started > others[0].first_submit for a in first.attempts) and _is_asked_alone(first):
+                life.errors.append(f"{folder}: job {first.root} started again, and job {others[0].root} continues it")
+
+
+def _is_asked_alone(job: Job) -> bool:
+    """Slurm did not start it again by itself, as after a node's failure."""
+    return all(attempt.end_state not in ("NODE_FAIL", "PREEMPTED") for attempt in job.attempts)
+
+
+def check_tasks(life: Life, one: Submission) -> None:
+    """`ps` lists every task of an array."""
+    folder = one.plan.run_dir.as_posix()
+    records = [record for run_dir, record in life.listed if run_dir == folder]
+    listed = {task for record in records for task in task_ids(record.job_id)}
+    roots = {job.root for job in jobs_of(life, folder)}
+    if not one.array or not records or len(roots) != 1 or not {str(root) for root in roots}.isdisjoint(listed):
+        return
+    missing = {f"{root}_{task}" for root in roots for task in range(one.array)} - listed
+    if missing and folder not in life.pruned and not life.world.misled:
+        life.errors.append(f"{folder}: ps does not list {sorted(missing)}")
+
+
+def _is_undisturbed(life: Life, *, signals: bool = False) -> bool:
+    """No file could not be written, and no clock was wrong. ``signals``: but for those that came at a file."""
+    ignored = ("INT", "TERM", "HUP") if signals else ()
+    kinds = {fault.kind for fault in life.world.injected if fault.detail not in ignored}
     return (
         not kinds & {"file", "write", "record", "append"}
         and not life.world.skews
@@ -287,6 +356,11 @@ def _check_attempts(life: Life, one: Submission, folder: str, job_id: str) -> No
         spent = sum(line.cause == cause and line.decision.startswith(("requeued", "resubmitted")) for line in lines)
         if spent > budget:
             life.errors.append(f"{folder}: {spent} attempts after {cause}, and the budget is {budget}")
+    for run in runs:
+        later = [other.began for other in runs if other.attempt.number > run.attempt.number]
+        recorded = [line.ended for line in lines if int(line.started) == int(run.attempt.started) and line.ended]
+        if run.attempt.is_ghost and later and any(ended > min(later) + 5.0 for ended in recorded):
+            life.errors.append(f"{folder}: an attempt recorded its end after another one had begun")
     idle = [line for first, line in pairwise(lines) if line.cause == first.cause == "timeout" and line.saved == 0]
     if len(idle) > 1 and not one.requeued:
         life.errors.append(f"{folder}: {len(idle) + 1} complete time limits, and nothing was saved")
@@ -375,6 +449,13 @@ def _check_last(life: Life, run_dir: str, job_id: str, last: tuple[float, str, s
         return
     if not truth.has_ended and state in ENDED:
         life.errors.append(f"{run_dir}: job {job_id} is shown as {state} ({source}), and is {truth.shown_state}")
+    if truth.attempts and _is_undisturbed(life) and not life.world.misled and not life.has_forgotten:
+        attempt = truth.attempts[-1]
+        ended = [when for who, when in life.works[run_dir].completed if who == truth.id and when >= attempt.started]
+        if state == truth.state == "TIMEOUT" and attempt.code == 0 and ended and (truth.end or 0.0) > ended[-1] + 310.0:
+            life.errors.append(f"{run_dir}: job {job_id} is shown as TIMEOUT ({source}), and its program completed")
+        if state == "UNKNOWN" and truth.state in ("COMPLETED", "FAILED") and attempt.code is not None:
+            life.errors.append(f"{run_dir}: job {job_id} is UNKNOWN to {who}, and wrote {truth.state}")
     if state == truth.state:
         return
     completed = bool(life.works[run_dir].completed)
@@ -382,8 +463,9 @@ def _check_last(life: Life, run_dir: str, job_id: str, last: tuple[float, str, s
         life.errors.append(f"{run_dir}: job {job_id} is shown as COMPLETED ({source}), and ended as {truth.state}")
     if truth.state == "COMPLETED" and state in ENDED:
         life.errors.append(f"{run_dir}: job {job_id} is shown as {state} ({source}), and COMPLETED")
-    # It failed by itself, and slurmctld, which was away, met its limit before it heard of that.
-    is_unheard = (state, truth.state) == ("FAILED", "TIMEOUT") and truth.attempts[-1].code not in (None, 0)
+    # It ended by itself, and slurmctld, which was away, met its limit before it heard of that.
+    code = truth.attempts[-1].code if truth.attempts else None
+    is_unheard = truth.state == "TIMEOUT" and code is not None and state == ("FAILED" if code else "COMPLETED")
     if is_unheard and any(fault.detail in ("restart", "lost_down") for fault in life.world.injected):
         return
     if source == "sacct" and life.settings.accounting == "prompt" and not life.slurm.down["dbd"] and state in ENDED:
@@ -405,6 +487,13 @@ def check_removal(life: Life, run_dir: str) -> None:
 
 def check_folders(life: Life) -> None:
     """Nothing is written into a folder of another job, and nothing is left half-written where it is read."""
+    has_lost_power = any(fault.detail == "power" for fault in life.world.injected)
+    for path in () if has_lost_power else (life.home / "runs").rglob("*"):
+        if path.suffix == ".json" and not path.name.startswith("."):
+            try:
+                json.loads(path.read_text())
+            except ValueError:
+                life.errors.append(f"{path}: is half-written")
     for folder in life.works:
         path = Path(folder, "submitted.json")
         if not path.exists():

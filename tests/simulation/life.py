@@ -198,6 +198,8 @@ class Life:
         self.errors: list[str] = []
         self.pruned: set[str] = set()
         self.slurm = Slurm(world, self.settings, self.body())
+        self.listed: list[tuple[str, JobRecord]] = []
+        """What the last `hpcjobs ps` listed."""
         self.has_forgotten = False
         self.files: seams.Files
 
@@ -242,6 +244,7 @@ class Life:
             raise
         except KeyboardInterrupt:
             one.outcome = "interrupted"
+            checkers.check_interrupted(self, one)
             raise
         except (HpcJobsError, OSError):
             one.outcome = "refused"
@@ -270,7 +273,8 @@ class Life:
     def look(self) -> None:
         """`hpcjobs ps -a`."""
         shown = listing.listing(since=EPOCH_S - 1)
-        self.note("ps", [(row.run_dir, row.record) for row in shown.rows if row.run_dir is not None])
+        self.listed = [(row.run_dir, row.record) for row in shown.rows if row.run_dir is not None]
+        self.note("ps", list(self.listed))
 
     def note(self, who: str, rows: list[tuple[str | None, JobRecord]]) -> None:
         current = self.world.current

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from checkers import check_request
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from slurm import Slurm
 from world import Killed, Process, World, file_error
@@ -184,6 +185,7 @@ class Programs:
         if process is None:  # a checker asks
             return self.slurm.run(arguments, dict(env or {}))
         self.calls.append((process.name, arguments))
+        check_request(world, self.slurm, arguments)
         command = arguments[0]
         if command == "git":
             return Result(128, "", "fatal: not a git repository\n")

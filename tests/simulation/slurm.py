@@ -475,11 +475,13 @@ class Slurm:
         preempt = f" PreemptEligibleTime={_epoch(job.start)} PreemptTime={_epoch(job.preempt_time) or 'None'}"
         preempt = preempt if self.settings.preempts else ""
         end = job.end if job.end is not None else None if job.start is None else job.start + job.time_limit_s
+        # A requeue counts at once, also while the job is ending.
+        is_requeued = job.attempt is not None and (job.attempt.cause == "REQUEUED" or job.attempt.is_requeued)
         return (
             f"JobId={max(job.number, 0) or job.root}{array} JobName={job.name} UserId={USER}(1000) GroupId=me(1000) "
             f"JobState={job.shown_state} Reason={_reason(job)} "
             f"Dependency=(null) "
-            f"Requeue={int(job.requeue)} Restarts={job.restarts} BatchFlag=1 "
+            f"Requeue={int(job.requeue)} Restarts={job.restarts + is_requeued} BatchFlag=1 "
             f"ExitCode={job.exit[0]}:{job.exit[1]} RunTime={_clock(self._elapsed(job))} "
             f"TimeLimit={_clock(job.time_limit_s)} SubmitTime={_epoch(job.submit)} "
             f"StartTime={_epoch(job.start) or 'Unknown'} EndTime={_epoch(end) or 'Unknown'}{preempt} Partition=compute "

@@ -17,9 +17,9 @@ from slurm import Attempt, Job
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.site import machine
 
-FIXED = {"jobs": 2400, "sweeps": 600, "queue": 200}
+FIXED = {"jobs": 2400, "cases": 300, "sweeps": 600, "queue": 200}
 """Seeds that every run plays, from 0."""
-FRESH = {"jobs": 200, "sweeps": 100, "queue": 100}
+FRESH = {"jobs": 200, "cases": 100, "sweeps": 100, "queue": 100}
 """Seeds that the runs of one day play, and none before."""
 TODAY = 1_000_000 + int(time.time() // 86_400) * 1000
 PORTION = 100
