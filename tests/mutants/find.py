@@ -121,8 +121,8 @@ def find(patch: Path, seeds: int) -> tuple[str, str]:
             return "stale", str(error)
         cases = min(CASES, seeds)
         for lives, count in (("cases", cases), ("jobs", seeds - cases)):
-            if found := play_to_first(lives, count, folder):
-                return "found", found
+            if seen := play_to_first(lives, count, folder):
+                return "found", seen
     return "missed", f"{seeds} seeds"
 
 

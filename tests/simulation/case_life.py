@@ -58,15 +58,15 @@ class CaseLife(Life):
     def fault(self, kind: str, at: int, detail: str) -> None:
         self.world.faults[kind, at] = detail
 
-    def on_command(self, process: str, *words: str, does: Callable[[list[str]], Result | None]) -> None:
-        """Once, as a process of this name gives Slurm a command with these words, before Slurm takes it up."""
-        self._on_command.append((process, words, does))
+    def on_command(self, process: str, *tokens: str, does: Callable[[list[str]], Result | None]) -> None:
+        """Once, as a process of this name gives Slurm a command with these tokens, before Slurm takes it up."""
+        self._on_command.append((process, tokens, does))
 
     def _run(self, run: Callable[..., Result], argv: list[str], env: dict[str, str] | None = None) -> Result:
         current = self.world.current
         for known in self._on_command:
-            process, words, does = known
-            if current is not None and current.name.startswith(process) and set(words) <= set(argv):
+            process, tokens, does = known
+            if current is not None and current.name.startswith(process) and set(tokens) <= set(argv):
                 self._on_command.remove(known)
                 self.world.log(f"case: {' '.join(argv)[:60]}")
                 if (answer := does(argv)) is not None:

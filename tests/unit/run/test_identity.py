@@ -223,8 +223,8 @@ def test_a_job_that_has_started_again_since_its_kept_end_is_not_closed(job: Entr
     assert states(job, Slurm(accounted=[ended])) == [(State.FAILED, "sacct")]
     assert is_closed(job)
     write_state(job, "RUNNING", started=NOW - 5, restarts=1)
-    kept = (Path(job.run_dir) / "accounting.json").stat()
-    os.utime(Path(job.run_dir) / "state.json", ns=(kept.st_mtime_ns + 10**9, kept.st_mtime_ns + 10**9))
+    accounting = (Path(job.run_dir) / "accounting.json").stat()
+    os.utime(Path(job.run_dir) / "state.json", ns=(accounting.st_mtime_ns + 10**9, accounting.st_mtime_ns + 10**9))
     assert not is_closed(job)
 
 
