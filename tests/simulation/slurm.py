@@ -10,7 +10,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from world import Process, World
 
@@ -131,7 +131,11 @@ class Job:
     cancelled_at: float | None = None
     is_split: bool = False
     """Of an array's task: it is a job of its own; the others are one record, by Slurm's books and in its answers."""
+    is_rest: bool = False
+    """The last of some that waited together, of which the others were cancelled."""
     is_requeued_held: bool = False
+    prioritised: tuple[float, bool] = (0.0, False)
+    """When it got its priority, lower than any before: as it was submitted or last released, a job of its own later."""
     put_backs: list[float] = field(default_factory=list)
     """When it was requeued."""
     ends: list[tuple[float, str]] = field(default_factory=list)
@@ -249,6 +253,7 @@ class Slurm:
                 exclude=options.get("exclude", "(null)"),
                 env=dict(env),
                 warn_s=float(signal_s[1]) if signal_s else None,
+                prioritised=(self.world.now, False),
             )
             self.jobs[job.number] = job
             self.every.append(job)
@@ -296,7 +301,7 @@ class Slurm:
         if named is not None and not any(self._named(name) for name in named.split(",")):
             raise Refused("slurm_load_jobs error: Invalid job id specified")
         shown = self._grouped(job for job in self.jobs.values() if every or not job.has_ended)
-        return "".join(f"{self._format(form, job)}\n" for job in shown)
+        return "".join(f"{self._format(form, job)}\n" for job in _merge_waiting(shown))
 
     def _grouped(self, jobs: Iterable[Job]) -> list[tuple[Job, str]]:
         """Jobs with their ids; tasks of an array that nothing has happened to alone are one line."""
@@ -308,7 +313,7 @@ class Slurm:
             else:
                 rows.append((job, job.id))
         for (array, _), members in groups.items():
-            is_last = len(members) == 1 and sum(job.array == array for job in self.every) > 1
+            is_last = len(members) == 1 and sum(job.array == array for job in self.every) > 1 and not members[0].is_rest
             rows.append((members[0], members[0].id if is_last else f"{array}_[{_task_text(members)}]"))
         return rows
 
@@ -426,7 +431,7 @@ class Slurm:
             refusals.setdefault(_refusal(change, job), []).append(job.task or 0)
         if set(refusals) == {"No error"}:
             return
-        if len(jobs) == 1 or jobs[0].array is None:
+        if jobs[0].array is None or (len(jobs) == 1 and "_" not in name):
             text = next(text for text in refusals if text != "No error")
             raise Refused(f"{text} for job {name}{again.format(text)}")
         array, by_task = jobs[0].array, sorted(refusals.items(), key=lambda item: min(item[1]))
@@ -492,6 +497,8 @@ class Slurm:
     def _scancel(self, argv: list[str], env: dict[str, str]) -> str:
         number = next((token.partition("=")[2] for token in argv if token.startswith("--signal=")), None)
         for name in (token for token in argv if not token.startswith("--")):
+            if number is None:
+                self._drop_waiting(name)
             for job in self._named(name, splits=number is None):
                 if job.has_ended:
                     continue
@@ -504,6 +511,19 @@ class Slurm:
                 self._terminate(job, "CANCELLED")
         return ""
 
+    def _drop_waiting(self, name: str) -> None:
+        """Tasks that are cancelled while they wait together with others leave no record, nor any in the accounting."""
+        named = [job for job in self._named(name) if job.array is not None and not job.is_split and not job.has_ended]
+        others = [job for job in self.jobs.values() if not job.is_split and job not in named]
+        rest = [job for job in others if named and job.array == named[0].array]
+        for job in named if rest else []:
+            self.world.log(f"scancel {job.id}, which waits together with others")
+            job.state, job.cancelled_at, job.end = "CANCELLED", self.world.now, self.world.now
+            job.ends.append((self.world.now, "CANCELLED"))
+            del self.jobs[job.number]
+        for job in rest:
+            job.is_rest = True
+
     def _sdiag(self, argv: list[str], env: dict[str, str]) -> str:
         return f"*******\nsdiag output at Mon Jan 01 00:00:00 2030 ({self.world.now:.0f})\n"
 
@@ -515,12 +535,14 @@ class Slurm:
     def _do_hold(self, job: Job) -> None:
         if job.has_ended or (job.completing and job.state != "PENDING"):
             raise Refused("Job has already finished")
-        job.held, job.reason = True, "JobHeldUser"
+        if job.reason != "job_requeued_in_held_state":
+            job.reason = "JobHeldUser"
+        job.held = True
 
     def _do_release(self, job: Job) -> None:
         if job.has_ended:
             raise Refused("Job has already finished")
-        job.held, job.reason = False, "None"
+        job.held, job.reason, job.prioritised = False, "None", (self.world.now, job.is_split)
         self._schedule_soon()
 
     def _do_requeue(self, job: Job, *, held: bool = False) -> None:
@@ -550,7 +572,7 @@ class Slurm:
             return
         busy = {name for job in self.jobs.values() for name in job.node_list if job.attempt is not None}
         blocked_until = float("inf")
-        for job in sorted(self.jobs.values(), key=lambda job: (max(job.number, 0) or job.root, job.task or 0)):
+        for job in sorted(self.jobs.values(), key=lambda job: (job.prioritised, job.submit, job.root, job.task or 0)):
             if job.state != "PENDING" or job.held or job.completing:
                 continue
             if job.begin > self.world.now:
@@ -851,6 +873,26 @@ class Slurm:
 
 
 _NOT_ELIGIBLE = ("BeginTime", "Dependency", "JobHeldUser", "DependencyNeverSatisfied")
+
+
+def _merge_waiting(rows: list[tuple[Job, str]]) -> list[tuple[Job, str]]:
+    """As squeue prints them: where tasks wait together, all that wait of their array are one line."""
+    merged = []
+    for job, job_id in rows:
+        waiting = [one for one, _ in rows if one.array == job.array and one.state == "PENDING"]
+        together = [one for one, text in rows if one in waiting and "[" in text]
+        if job.array is None or job not in waiting or not together or len(waiting) == 1:
+            merged.append((job, job_id))
+        elif job is together[0]:
+            tasks = [task for one, text in rows if one in waiting for task in _tasks_of(one, text)]
+            reasons = dict.fromkeys("JobHeldUser" if one.held else _reason(one) for one in (job, *waiting))
+            merged.append((replace(job, reason=",".join(reasons)), f"{job.array}_[{','.join(_ranges(tasks))}]"))
+    return merged
+
+
+def _tasks_of(job: Job, job_id: str) -> list[int]:
+    text = job_id.partition("_")[2].strip("[]").partition("%")[0]
+    return list(array_indices(text))
 
 
 def _reason(job: Job) -> str:
