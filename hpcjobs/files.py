@@ -108,17 +108,24 @@ MOST_BYTES = 64 << 20
 """Largest file that is read completely: hpcjobs writes no larger ones."""
 
 
-def open_regular(path: AnyPath) -> BinaryIO:
+def open_regular(path: AnyPath, *, folder: Optional[int] = None) -> BinaryIO:
     """Open a file that may be anybody's for reading; a pipe or a device of its name is not waited for.
+
+    Args:
+        folder: the open folder of the file: what has taken its name meanwhile is not followed.
 
     Raises:
         OSError: it cannot be opened, or is not a regular file.
     """
-    return os.fdopen(_open_regular(path), "rb")
+    return os.fdopen(_open_regular(path, folder), "rb")
 
 
-def _open_regular(path: AnyPath) -> int:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+def _open_regular(path: AnyPath, folder: Optional[int] = None) -> int:
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    if folder is None:
+        descriptor = os.open(path, flags)
+    else:
+        descriptor = os.open(os.path.basename(path), flags | os.O_NOFOLLOW, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "no regular file", os.fspath(path))

@@ -9,7 +9,7 @@ import os
 import pickle
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -89,6 +89,6 @@ def write(path: Path, state: Any) -> None:
         torch.serialization.set_crc32_options(before)
 
 
-def read(path: Path, *, any_object: bool) -> Any:
+def read(file: Path | BinaryIO, *, any_object: bool) -> Any:
     """A state, in host memory; with ``any_object`` also other objects than plain values and tensors: code may run."""
-    return torch.load(path, map_location="cpu", weights_only=not any_object)
+    return torch.load(file, map_location="cpu", weights_only=not any_object)

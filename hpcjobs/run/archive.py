@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from hpcjobs import __version__
 from hpcjobs.errors import HpcJobsWarning, RequestError, reason_of
-from hpcjobs.files import file_name
+from hpcjobs.files import file_name, open_regular
 from hpcjobs.guards import refuse_change
 from hpcjobs.run import index
 from hpcjobs.run.identity import is_reachable, user_name
@@ -100,14 +100,14 @@ def _write(file: IO[bytes], run_dir: Path, about: bytes, mode: str) -> int:
     sums = [f"{hashlib.sha256(about).hexdigest()}  {ABOUT}\n"]
     with tarfile.open(fileobj=file, mode=mode, format=tarfile.PAX_FORMAT) as tar:  # type: ignore[call-overload]
         _add_text(tar, ABOUT, about)
-        for path in _paths(run_dir):
+        for path, folder in _paths(run_dir):
             name = str(Path(run_dir.name, path.relative_to(run_dir)))
             member = tar.gettarinfo(path, arcname=name)
-            if not stat.S_ISREG(path.lstat().st_mode):
+            if not (member.isreg() or member.islnk()):
                 tar.addfile(member)
                 continue
             member.type, member.linkname = tarfile.REGTYPE, ""  # hard links become files
-            with path.open("rb") as content:
+            with open_regular(path, folder=folder) as content:
                 member.size = os.fstat(content.fileno()).st_size
                 summed = _Summed(content)
                 tar.addfile(member, summed)
@@ -116,15 +116,18 @@ def _write(file: IO[bytes], run_dir: Path, about: bytes, mode: str) -> int:
     return len(sums) - 1
 
 
-def _paths(run_dir: Path) -> Iterator[Path]:
-    """The folder, and files, folders and links in it, in order; sockets and pipes of a server are left out."""
-    yield run_dir
-    for parent, folders, files in os.walk(run_dir, onerror=_raise):
+def _paths(run_dir: Path) -> Iterator[tuple[Path, int | None]]:
+    """The folder, and files, folders and links in it, in order, each with the open folder that it is in.
+
+    Sockets and pipes of a server are left out.
+    """
+    yield run_dir, None
+    for parent, folders, files, descriptor in os.fwalk(run_dir, onerror=_raise):
         folders.sort()
         for name in sorted((*files, *folders)):
             path = Path(parent, name)
             if stat.S_IFMT(path.lstat().st_mode) in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
-                yield path
+                yield path, descriptor
 
 
 def _raise(error: OSError) -> None:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcjobs.files import write_beside
+from hpcjobs.files import open_regular, write_beside
 from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.checkpoint_writer import BackgroundWriter, CheckpointKeeper
 from hpcjobs.runtime.checkpoints import MANIFEST, CheckpointMeta, Draft, measure
@@ -101,19 +101,20 @@ def _read_file(path: Path) -> Any:
         raise BadCheckpoint(f"{path.parent} has no {path.name}.json, .pt or .pkl", hint="was it written by Run.save()?")
     (file_path,) = files
     try:
-        if file_path.suffix == ".json":
-            return json.loads(file_path.read_bytes())
-        owner = file_path.stat().st_uid
-        if owner != os.geteuid():
-            raise BadCheckpoint(
-                f"{file_path} belongs to user {owner}, and reading it could run code of theirs",
-                hint="copy the checkpoint, if you trust it",
-            )
-        if file_path.suffix == ".pt":
-            from hpcjobs import torch_state
+        with open_regular(file_path) as file:
+            if file_path.suffix == ".json":
+                return json.load(file)
+            owner = os.fstat(file.fileno()).st_uid  # of what is read, whatever takes its name meanwhile
+            if owner != os.geteuid():
+                raise BadCheckpoint(
+                    f"{file_path} belongs to user {owner}, and reading it could run code of theirs",
+                    hint="copy the checkpoint, if you trust it",
+                )
+            if file_path.suffix == ".pt":
+                from hpcjobs import torch_state
 
-            return torch_state.read(file_path, any_object=True)
-        return pickle.loads(file_path.read_bytes())
+                return torch_state.read(file, any_object=True)
+            return pickle.load(file)
     except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError, ImportError, AttributeError) as error:
         raise BadCheckpoint(f"{file_path} can't be read: {error}") from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tarfile
 import time
 from pathlib import Path
 
@@ -212,6 +213,29 @@ def test_an_archive_is_whole_or_not_there(here_with_slurm: Path) -> None:
     assert "exists already" in within("archive", "1", "--output", "x.tar.gz").err
     assert sorted(path.name for path in here_with_slurm.iterdir()) == ["runs", "x.tar.gz"]
     assert running.exists()
+
+
+@pytest.mark.parametrize("swapped", ["logs/out", "logs"])
+def test_what_takes_the_name_of_a_file_meanwhile_is_not_archived(
+    here_with_slurm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swapped: str
+) -> None:
+    """Who may write to the folder puts a link to a private file in the place of a file that was looked at."""
+    folder, private = job(here_with_slurm, "1", days=2), tmp_path / "private"
+    private.mkdir()
+    (private / "out").write_text("secret key")
+    look_at = tarfile.TarFile.gettarinfo
+
+    def look_then_swap(tar: tarfile.TarFile, name: Path, arcname: str) -> tarfile.TarInfo:
+        member = look_at(tar, name, arcname)
+        if arcname.endswith("logs/out"):
+            (folder / swapped).rename(folder / "away")
+            (folder / swapped).symlink_to(private / swapped.removeprefix("logs").lstrip("/"))
+        return member
+
+    monkeypatch.setattr(tarfile.TarFile, "gettarinfo", look_then_swap)
+    answer = within("archive", "1", "--output", "x.tar")
+    assert answer.code in (0, 5), answer
+    assert not Path("x.tar").exists() or b"secret key" not in Path("x.tar").read_bytes()
 
 
 def test_an_archive_is_as_private_as_the_run_folder(here_with_slurm: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,8 @@ from test_run import run_script
 
 from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.checkpoints import CheckpointMeta
-from hpcjobs.runtime.script_checkpoints import Part, StateWriter
+from hpcjobs.runtime.exits import BadCheckpoint
+from hpcjobs.runtime.script_checkpoints import Part, StateWriter, read_state
 
 BEGIN = "import os, hpcjobs.runtime\nrun = hpcjobs.runtime.start(run_dir='folder', keep=int(os.environ['KEEP']))\n"
 SAVE = "run.save({step}, {{'step': {step}}})\nrun.log({step}, loss=1.0)\n"
@@ -407,3 +410,32 @@ def test_the_parts_of_the_other_ranks_are_still_there_when_a_sharded_checkpoint_
     newest = (tmp_path / "folder" / "checkpoints" / "latest").resolve()
     assert (newest.name, checkpoints.damage(newest)) == ("step-00000002", None)
     assert sorted(path.name for path in newest.iterdir()) == ["manifest.json", "ranks"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_a_state_that_another_user_puts_there_after_the_look_at_its_owner_runs_no_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a group may write to the folder of checkpoints, each of its members may rename what lies there."""
+    place, theirs = tmp_path / "step-00000001", tmp_path / "theirs"
+    place.mkdir()
+    (place / "state.pkl").write_bytes(pickle.dumps({"mine"}))
+    theirs.write_bytes(f"cposix\nsystem\n(S'touch {tmp_path}/ran'\ntR.".encode())
+    os.chown(theirs, 65534, 65534)
+    looks, look_at = list[Path](), Path.stat
+
+    def look_then_swap(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        status = look_at(path, follow_symlinks=follow_symlinks)
+        looks.extend([path] if path.name == "state.pkl" else [])
+        if len(looks) == 2:  # whether it is there, then who owns it
+            theirs.replace(place / "state.pkl")
+        return status
+
+    monkeypatch.setattr(Path, "stat", look_then_swap)
+    meta = CheckpointMeta(1, 0, 0, 1, 0, None)
+    assert read_state(place, meta, rank=0, own=True, world_size=1) == {"mine"}
+    monkeypatch.undo()
+    os.chown(place / "state.pkl", 65534, 65534)
+    with pytest.raises(BadCheckpoint, match="belongs to user 65534"):
+        read_state(place, meta, rank=0, own=True, world_size=1)
+    assert not (tmp_path / "ran").exists()
