@@ -324,7 +324,7 @@ OUTPUTS: Mapping[str, Callable[[], Any]] = {
         origins=dict[str, str],
         left_out=dict[str, str],  # partition -> why
         facts=TEXTS,
-        questions=make_list(load_type("discovery.facts.Question")),
+        questions=make_list(load_type("discovery.partitions.Question")),
     ),
     "cloud check": lambda: load_type("cloud.check.Report"),
     "sandbox up": lambda: load_type("sandbox.Sandbox"),

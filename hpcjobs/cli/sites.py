@@ -28,7 +28,7 @@ from hpcjobs.slurm_commands import cluster_env
 from hpcjobs.units import format_count, walltime_s
 
 if TYPE_CHECKING:
-    from hpcjobs.discovery.facts import ProposedSite
+    from hpcjobs.discovery.partitions import ProposedSite
     from hpcjobs.site.search import SiteEntry
 
 
@@ -136,7 +136,7 @@ def init(
 ) -> None:
     """Write a site file from the cluster of this login node, with the origin of each value and the open questions."""
     from hpcjobs.discovery.draft import choose_path, default_name, draft_site, save_text, write_text
-    from hpcjobs.discovery.facts import Answers
+    from hpcjobs.discovery.partitions import Answers
     from hpcjobs.discovery.slurm_config import read_cluster
     from hpcjobs.scheduler.base import connect
 

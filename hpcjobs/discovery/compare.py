@@ -8,8 +8,7 @@ from itertools import product
 from time import monotonic
 from typing import Any, Literal, NamedTuple
 
-from hpcjobs.discovery.facts import ClusterFacts, NodeFacts, PartitionInfo
-from hpcjobs.discovery.partitions import unusable_reason
+from hpcjobs.discovery.partitions import ClusterFacts, NodeFacts, PartitionInfo, unusable_reason
 from hpcjobs.errors import HpcJobsError, nearest
 from hpcjobs.job.models import JobSpec, Layer
 from hpcjobs.job.plan import plan

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from hpcjobs.discovery.facts import (
+from hpcjobs.discovery.partitions import (
     Answers,
     Association,
     ClusterFacts,
@@ -24,8 +24,11 @@ from hpcjobs.discovery.facts import (
     ProposedSite,
     Qos,
     Question,
+    UserIdentity,
+    describe_partitions,
+    is_name,
+    is_slurm_name,
 )
-from hpcjobs.discovery.partitions import UserIdentity, describe_partitions, is_name, is_slurm_name
 from hpcjobs.discovery.slurm_config import TOPICS, modules_of
 from hpcjobs.errors import ConfigError, RequestError, nearest, reason_of
 from hpcjobs.files import config_dir, write_beside

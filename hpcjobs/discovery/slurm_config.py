@@ -14,7 +14,7 @@ from itertools import pairwise, product
 from typing import NamedTuple
 
 from hpcjobs import slurm_commands
-from hpcjobs.discovery.facts import (
+from hpcjobs.discovery.partitions import (
     Accounting,
     Association,
     ClusterFacts,
