@@ -24,8 +24,7 @@ from hpcjobs.trainers.config import Config
 from hpcjobs.trainers.ddp import DdpFlags
 from hpcjobs.trainers.distributed import RankGroup, join_world
 from hpcjobs.trainers.horovod import HorovodFlags
-from hpcjobs.trainers.plan import plan_training
-from hpcjobs.trainers.step import Stepper
+from hpcjobs.trainers.optimization import Stepper, plan_training
 from hpcjobs.trainers.strategies import Strategy
 from hpcjobs.trainers.strategies.ddp import Ddp, DdpOverMpi
 from hpcjobs.trainers.workloads.lm import lm

@@ -20,7 +20,7 @@ from hpcjobs.runtime.watchdog import Watchdog
 from hpcjobs.trainers.config import Config
 from hpcjobs.trainers.distributed import RankGroup
 from hpcjobs.trainers.metrics import Recorder
-from hpcjobs.trainers.plan import plan_training
+from hpcjobs.trainers.optimization import plan_training
 from hpcjobs.trainers.workloads.lm import lm
 
 STEPS = int(os.environ.get("STEPS", 10**6))

@@ -33,9 +33,8 @@ from hpcjobs.trainers.distributed import RankGroup, join_world
 from hpcjobs.trainers.fsdp import FsdpFlags
 from hpcjobs.trainers.fsdp_scratch import FsdpScratchFlags
 from hpcjobs.trainers.metrics import INTERVAL_S, Recorder
-from hpcjobs.trainers.plan import plan_training
+from hpcjobs.trainers.optimization import Stepper, plan_training
 from hpcjobs.trainers.profiler import Probe
-from hpcjobs.trainers.step import Stepper
 from hpcjobs.trainers.strategies import Strategy
 from hpcjobs.trainers.strategies.ddp import Ddp
 from hpcjobs.trainers.strategies.ddp_scratch import DdpScratch

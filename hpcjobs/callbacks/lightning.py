@@ -48,8 +48,7 @@ class RunCallback(Callback):
     def find_checkpoint(self) -> str | None:
         """The newest sound checkpoint of the run, for `fit(ckpt_path=...)`; None before the first checkpoint.
 
-        Raises:
-            BadCheckpoint: there are checkpoints, and all are damaged.
+        Raises BadCheckpoint: there are checkpoints, and all are damaged.
         """
         newest = checkpoints.resume_from(self._folder, report=self.run.print)
         return None if newest is None else str(newest / STATE)
@@ -122,7 +121,7 @@ class RunCallback(Callback):
                 trainer.save_checkpoint(draft.path / STATE)
             finally:
                 trainer.strategy.checkpoint_io = storage.inner
-            trainer.strategy.barrier("hpcjobs.saved")
+            trainer.strategy.barrier("hpcjobs.saved")  # rank 0 sums up the files of all ranks next
             wrong = self._do_on_first_rank(trainer, lambda: self._complete(draft, storage.error))
         if wrong is None:
             self.run.record_saved_step(self._step)

@@ -100,6 +100,7 @@ class BackgroundWriter(ABC):
         if self._unwritten is not None and (refusal := self.find_refusal(state)):  # it would take the place of that one
             self._refuse(meta, refusal)
             return
+        # by one clock: writing is a collective call of all writers, and a pause ends on none before the others
         due = self._agree(last or time.monotonic() >= self._not_before)
         if due and not self.background:
             self._try(meta, state)
@@ -129,8 +130,7 @@ class BackgroundWriter(ABC):
     def finish(self, *, within_s: float) -> None:
         """Write the newest saved state; StorageFault if that does not succeed in time.
 
-        Raises:
-            LossNotFinite: the newest saved state has NaN and is not written; a sound state before it is.
+        Raises LossNotFinite: the newest saved state has NaN and is not written; a sound state before it is.
         """
         self.wait()
         refused, give_up = self._refused, time.monotonic() + within_s
@@ -200,7 +200,7 @@ class BackgroundWriter(ABC):
             self.best_loss = None  # the state with that loss was replaced by this one, or is damaged and removed below
         loss = meta.loss if meta.loss is not None and math.isfinite(meta.loss) else None  # no loss is less than NaN
         if loss is not None and (self.best_loss is None or loss < self.best_loss):
-            point(best, place)
+            point(best, place)  # before old ones are removed, which keeps what this link names
             self.best_loss = loss
         self._prune(keep=self.keep)
 
@@ -247,8 +247,7 @@ class CheckpointKeeper:
     def write(self, meta: CheckpointMeta, state: Any, *, last: bool = False, blocking: bool = False) -> None:
         """Write `state`, now or soon (`last`: there will be no later one); `blocking`: it is on disk after this.
 
-        Raises:
-            StorageFault: with `blocking`, the storage does not take it in time.
+        Raises StorageFault: with `blocking`, the storage does not take it in time.
         """
         if blocking:
             self._writer.save_blocking(meta, state, within_s=self._control.last_save_s)

@@ -111,14 +111,14 @@ class Draft:
 
         A checkpoint of the same step stays until this one is renamed.
         """
-        if self.claim is not None:
+        if self.claim is not None:  # once more: a later start may have come while the files were written
             self.claim.require()
         number = 1 + max((_number_of(place) or 0 for place in steps(self.folder)), default=0)
         own = {"number": number, "job": name_job(os.environ)}
         write_json(self.path / MANIFEST, {**own, **asdict(self.meta), "files": dict(sums)})
         for inner in {(self.path / name).parent for name in sums} - {self.path}:
             sync_folder(inner)
-        sync_folder(self.path)
+        sync_folder(self.path)  # before the rename: a checkpoint with its final name is taken for complete
         replaced = self.place.with_name(self.place.name + REPLACED)
         if self.place.exists():
             shutil.rmtree(replaced, ignore_errors=True)
@@ -171,8 +171,7 @@ def resume_from(folder: Path, *, report: Callable[[str], None], job: str | None 
     """As `find_newest`, for a run that resumes: `latest` is turned to the checkpoint, as the run before may have been
     killed in between.
 
-    Raises:
-        BadCheckpoint: there are checkpoints, and all are damaged.
+    Raises BadCheckpoint: there are checkpoints, and all are damaged.
     """
     newest = find_newest(folder, report=report, job=job)
     if newest is not None and (folder / LATEST).resolve() != newest.resolve():
@@ -321,8 +320,7 @@ def find_newest(
 ) -> Path | None:
     """Find the newest sound checkpoint, and report damaged ones; None if the folder has no checkpoint.
 
-    Raises:
-        BadCheckpoint: there are checkpoints, and all are damaged.
+    Raises BadCheckpoint: there are checkpoints, and all are damaged.
     """
     damaged = 0
     for place, wrong in newest_valid(folder, job=job):

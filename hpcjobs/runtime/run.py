@@ -44,14 +44,7 @@ from hpcjobs.runtime.dist import (
 from hpcjobs.runtime.exits import ExceptionHook, ExitCode, ExitHooks, StorageFault, UsageError, flush, report_error
 from hpcjobs.runtime.script_checkpoints import Part, ScriptCheckpoints
 from hpcjobs.runtime.signals import JobControl, StopAgreement, clear_board, name_attempt, open_board
-from hpcjobs.runtime.step_log import (
-    StepLog,
-    make_summary,
-    read_number,
-    read_result,
-    read_step,
-    require_trackers,
-)
+from hpcjobs.runtime.step_log import StepLog, make_summary, read_number, read_result, read_step, require_trackers
 from hpcjobs.runtime.watchdog import Heartbeat, report_stacks
 
 

@@ -49,11 +49,7 @@ from typing import Any, NoReturn, Protocol
 
 from hpcjobs.files import append_lines, write_beside
 from hpcjobs.record.control import DEADLINE as DEADLINE_FILE
-from hpcjobs.record.control import PROGRESS as PROGRESS
-from hpcjobs.record.control import REQUEUE as REQUEUE
-from hpcjobs.record.control import SIGNAL_BEFORE as SIGNAL_BEFORE
-from hpcjobs.record.control import STEPS as STEPS
-from hpcjobs.record.control import SUSPECTS as SUSPECTS
+from hpcjobs.record.control import PROGRESS, REQUEUE, SIGNAL_BEFORE, STEPS, SUSPECTS
 from hpcjobs.record.summary import Quantiles
 from hpcjobs.runtime.exits import ExitCode, print_error
 

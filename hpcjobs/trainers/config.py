@@ -120,8 +120,7 @@ def flags_of(function: Callable[..., object]) -> type[Any]:
     `width: int = 32` is `--width`; `width: Annotated[int, "hidden units"] = 32` has a help text too. Types are str,
     int, float, bool, Literal of strings, and each of these `| None`.
 
-    Raises:
-        UsageError: a parameter has no type, or one that no flag can have.
+    Raises UsageError: a parameter has no type, or one that no flag can have.
     """
     own = [one for one in inspect.signature(function).parameters.values() if one.kind is one.KEYWORD_ONLY]
     hints = get_type_hints(function, include_extras=True) if own else {}
@@ -163,8 +162,7 @@ class UnknownFlagError(UsageError):
 def parse_all(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the arguments; the error for an unknown flag names the nearest known one.
 
-    Raises:
-        UnknownFlagError: a flag is unknown. UsageError: a flag has an invalid value.
+    Raises UnknownFlagError: a flag is unknown. UsageError: a flag has an invalid value.
     """
     parsed, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -324,8 +322,7 @@ def check_arguments(trainer: str, argv: Sequence[str]) -> str:
 
     A user's own workload is not imported, so unknown arguments pass: they may be its flags.
 
-    Raises:
-        UnknownFlagError: a flag is unknown. UsageError: a flag has an invalid value.
+    Raises UnknownFlagError: a flag is unknown. UsageError: a flag has an invalid value.
     """
     arguments = [arg for arg in argv if arg not in ("-h", "--help")]
     parser = _parser(trainer)
@@ -370,8 +367,7 @@ POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parame
 def find_function(name: str) -> Callable[..., Any]:
     """Return the function that `--workload` names. Its module may be in the current folder, behind all others.
 
-    Raises:
-        UsageError: a part of the name does not exist; the message names it.
+    Raises UsageError: a part of the name does not exist; the message names it.
     """
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:

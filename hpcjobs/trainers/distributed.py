@@ -399,7 +399,7 @@ def join_world(
     try:
         group = _form(env, store, device, timeout_s, stall_after_s or 0.0)
         yield group
-        group.barrier()
+        group.barrier()  # the store ends with rank 0's process: all ranks are done with it here
         dist.destroy_process_group()
     except Exception as error:
         ours = translate_error(error, env)
@@ -446,8 +446,7 @@ def init_process_group(device: torch.device, env: DistEnv, store: Store, *, stal
 def choose_device(name: str, env: DistEnv, environ: Mapping[str, str]) -> torch.device:
     """Choose the device of this rank by `--device`, its visible GPUs and the job's request.
 
-    Raises:
-        BadConfiguration: the job requested GPUs and this rank sees none, or several ranks would share one.
+    Raises BadConfiguration: the job requested GPUs and this rank sees none, or several ranks would share one.
     """
     if name == "cpu":
         return torch.device("cpu")
@@ -516,8 +515,7 @@ class Mpi:
     def of(cls, group: RankGroup) -> Mpi:
         """Start MPI on all ranks of ``group``, or on none: a collective call.
 
-        Raises:
-            WorldMismatch: MPI cannot start, or its world differs from the group; raised on every rank.
+        Raises WorldMismatch: MPI cannot start, or its world differs from the group; raised on every rank.
         """
         module, problem = _load_mpi4py(group)
         problems = [str(other) for other in group.gather(problem) if other]

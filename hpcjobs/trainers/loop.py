@@ -37,9 +37,8 @@ from hpcjobs.trainers.data.staging import stage_data
 from hpcjobs.trainers.distributed import RankGroup, describe_shared_cores, format_cores, join_world
 from hpcjobs.trainers.launch import Call, collect_new_objects
 from hpcjobs.trainers.metrics import Monitor, Recorder
-from hpcjobs.trainers.plan import TrainingPlan, grow_synthetic, plan_training
+from hpcjobs.trainers.optimization import Stepper, TrainingPlan, grow_synthetic, plan_training
 from hpcjobs.trainers.profiler import Probe, StepProfiler, record_memory
-from hpcjobs.trainers.step import Stepper
 from hpcjobs.trainers.strategies import Strategy
 from hpcjobs.trainers.workloads import load_workload
 from hpcjobs.trainers.workloads.base import Batch, Score, Workload, count_samples, split_loss
@@ -277,7 +276,7 @@ class TrainingRun:
         self.recorder.flush(step, epoch)
         with self.watchdog.suspend():
             self.checkpoints.save(step, epoch, blocking=True)
-            self.group.barrier()
+            self.group.barrier()  # a launcher ends all ranks when the first one leaves: not before all have written
         if self.group.rank == 0:
             signals.request_requeue(step)
         stopped = f"stopped by {self.agreement.why} after step {step}"
@@ -309,8 +308,7 @@ class TrainingRun:
     def finish(self, *, exposed_s: Sequence[float], compute_s: Sequence[float]) -> RunSummary:
         """The summary, once the last checkpoint is on disk; a collective call.
 
-        Raises:
-            LossNotFinite: the held-out loss of the trained model is NaN or infinite.
+        Raises LossNotFinite: the held-out loss of the trained model is NaN or infinite.
         """
         with self.watchdog.suspend():
             self.checkpoints.finish()

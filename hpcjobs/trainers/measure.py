@@ -242,7 +242,7 @@ def over_horovod(group: RankGroup) -> tuple[str, Reduce]:
     """All-reduce by Horovod, started as in the trainer."""
     from hpcjobs.trainers.strategies.horovod import hvd, start
 
-    name = start(group.env, group.hosts, controller="auto", share=group.from_first, log=lambda _: None)
+    name = start(group.env, group.hosts, controller="auto", share=group.from_first)
     return name, lambda values: hvd.allreduce_(values, op=hvd.Sum, name="sweep")
 
 

@@ -33,7 +33,7 @@ from hpcjobs.runtime.checkpoints import CheckpointMeta
 from hpcjobs.runtime.exits import LossNotFinite, print_error
 from hpcjobs.runtime.step_log import WARMUP, WINDOW, RunLog, Trackers
 from hpcjobs.trainers.distributed import RankGroup
-from hpcjobs.trainers.plan import TrainingPlan
+from hpcjobs.trainers.optimization import TrainingPlan
 from hpcjobs.trainers.workloads.base import Workload
 
 MIG_SLICES = 7

@@ -29,7 +29,7 @@ from hpcjobs.runtime.exits import UsageError, print_error
 from hpcjobs.trainers.checkpoint import own_generators, set_own_generators
 from hpcjobs.trainers.config import StepRange
 from hpcjobs.trainers.distributed import RankGroup
-from hpcjobs.trainers.step import Stepper
+from hpcjobs.trainers.optimization import Stepper
 from hpcjobs.trainers.workloads.base import Batch
 
 PROFILES, SNAPSHOTS = "profile", "memory"
@@ -81,8 +81,7 @@ class StepProfiler:
 def record_memory(group: RankGroup, run_dir: Path, *, on: bool) -> Iterator[None]:
     """Record allocations inside, and write the snapshot at the end, also where memory ran out.
 
-    Raises:
-        UsageError: the ranks have no GPU.
+    Raises UsageError: the ranks have no GPU.
     """
     if not on:
         yield

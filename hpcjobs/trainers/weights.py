@@ -47,8 +47,7 @@ def write_weights(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Map
 def read_weights(source: Path) -> dict[str, torch.Tensor]:
     """All tensors of a safetensors file, or of all such files in a folder.
 
-    Raises:
-        MissingData: no file exists. BadData: a file can't be read.
+    Raises MissingData: no file exists. BadData: a file can't be read.
     """
     package = load_safetensors()
     tensors: dict[str, torch.Tensor] = {}
@@ -147,8 +146,7 @@ class Adapters:
 def add_adapters(model: nn.Module, workload: Workload, config: Config, group: RankGroup) -> Adapters:
     """Add adapters to layers of the model, and freeze all other weights. The product of a new adapter is zero.
 
-    Raises:
-        UsageError: the layers do not exist, or a shipped workload reads no weights from a file.
+    Raises UsageError: the layers do not exist, or a shipped workload reads no weights from a file.
     """
     assert config.lora is not None
     base = config.model if config.init_from is None else config.init_from
@@ -201,8 +199,7 @@ def merge(
 ) -> dict[str, torch.Tensor]:
     """The base's tensors, with the products of the adapters added.
 
-    Raises:
-        BadData: the base has no weight for an adapter.
+    Raises BadData: the base has no weight for an adapter.
     """
     merged = dict(base)
     for name in [name.removesuffix(DOWN) for name in trained if name.endswith(DOWN)]:

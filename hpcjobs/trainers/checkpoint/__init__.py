@@ -43,8 +43,7 @@ from hpcjobs.runtime.checkpoints import MANIFEST, CheckpointClaim, CheckpointMet
 from hpcjobs.runtime.exits import BadCheckpoint, LossNotFinite, MissingData, UsageError
 from hpcjobs.torch_state import Buffers, Keys
 from hpcjobs.trainers.distributed import RankGroup
-from hpcjobs.trainers.plan import TrainingPlan
-from hpcjobs.trainers.step import Stepper
+from hpcjobs.trainers.optimization import Stepper, TrainingPlan
 
 MARK = "hpcjobs.part"
 Where = tuple[str | int, ...]
@@ -99,13 +98,14 @@ class PartsWriter(FileSystemWriter):
         return plan  # the first rank makes the folder
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        self._begin()
+        self._begin()  # torch calls this on the first rank alone, before any rank writes
         self._folder.mkdir()
         return super().prepare_global_plan(plans)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
         written = super().write_data(plan, planner).wait()
         names = sorted({result.storage_data.relative_path for result in written})
+        # as further results: so they come to the first rank without a collective call of our own
         sums = [WriteResult(MetadataIndex(name), 0, measure(self._folder / name)) for name in names]
         done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         done.set_result([*written, *sums])
@@ -307,6 +307,7 @@ def restore(state: dict[str, Any], stepper: Stepper, group: RankGroup) -> None:
             f"the checkpoint has the state of the optimizer {name}, and this run has {stepper.optimizer_name}",
             hint="--init-from the weights that checkpoint.export writes: a new run, whose optimizer starts anew",
         )
+    # first: to load a state replaces the settings of this run's groups by the saved ones
     take_settings(stepper.optimizer, state["optimizer"], complete=isinstance(stepper.workload.optimizer, str))
     if stepper.saved_names is None:
         stepper.strategy.load_model_state(stepper.model, state["model"])

@@ -18,7 +18,7 @@ from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.exits import BadCheckpoint, MissingData, TrainerError, UsageError, print_error
 from hpcjobs.trainers import checkpoint
 from hpcjobs.trainers.config import Parser, add_flags, flag, parse_all, read_flags
-from hpcjobs.trainers.step import KEY
+from hpcjobs.trainers.optimization import KEY
 from hpcjobs.trainers.weights import Adapters, load_safetensors, merge, read_weights, write_adapters, write_weights
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -54,11 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def export(flags: ExportFlags, source: Path) -> str:
-    """Write the file; one line about it.
-
-    Raises:
-        TrainerError: no checkpoint is sound, or the file can't be written.
-    """
+    """Write the file; one line about it. Raises TrainerError: no checkpoint is sound, or the file can't be written."""
     load_safetensors()
     place = find_checkpoint(source)
     meta, state = checkpoint.read(place)

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 from hpcjobs.runtime.exits import BadData, UsageError
 from hpcjobs.trainers.config import Config
 from hpcjobs.trainers.distributed import RankGroup, count_cores_per_rank
-from hpcjobs.trainers.plan import TrainingPlan
+from hpcjobs.trainers.optimization import TrainingPlan
 from hpcjobs.trainers.workloads.base import Batch, BatchDataset, Workload, map_tensors, measure_length
 
 
@@ -277,11 +277,7 @@ Collate = Callable[[list[Any]], Batch]
 
 
 def collate_samples(samples: list[Any]) -> Batch:
-    """Collate samples by torch's `default_collate`.
-
-    Raises:
-        UsageError: `default_collate` cannot collate them.
-    """
+    """Collate samples by torch's `default_collate`. Raises UsageError: `default_collate` cannot collate them."""
     try:
         return default_collate(samples)
     except (TypeError, RuntimeError) as error:
@@ -363,11 +359,7 @@ def adapt_datasets(workload: Workload) -> Workload:
 
 
 def adapt_training_data(dataset: Any, collate: Collate | None, *, workload: str) -> BatchDataset | Stream:
-    """The dataset as a loader reads it.
-
-    Raises:
-        UsageError: datasets of this kind cannot be read.
-    """
+    """The dataset as a loader reads it. Raises UsageError: datasets of this kind cannot be read."""
     if hasattr(dataset, "read_batch") or isinstance(dataset, Stream):
         return dataset  # type: ignore[no-any-return]
     if isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")):

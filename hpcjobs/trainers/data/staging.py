@@ -92,8 +92,7 @@ class NodeCopy:
     def copy(self, sources: Sequence[Path]) -> dict[Path, Path]:
         """The copy of each source.
 
-        Raises:
-            OSError: a file cannot be read or written; with ENOSPC, the partial copy is removed.
+        Raises OSError: a file cannot be read or written; with ENOSPC, the partial copy is removed.
         """
         require_unplanted(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -299,8 +298,7 @@ def require_space(folder: Path, size_bytes: int) -> None:
 def copy_file(source: Path, target: Path, file: SourceFile) -> Iterator[int]:
     """Copy one file under a temporary name and rename it; yields the bytes of each piece.
 
-    Raises:
-        OSError: one of them cannot be read or written, or (ESTALE) the source has changed since it was listed.
+    Raises OSError: one of them cannot be read or written, or (ESTALE) the source has changed since it was listed.
     """
     beside = target.with_name(f"{target.name}.part")
     with open(source, "rb", buffering=0) as reading, open(beside, "wb") as writing:
@@ -309,6 +307,7 @@ def copy_file(source: Path, target: Path, file: SourceFile) -> Iterator[int]:
             yield len(piece)
     if not is_same(source, file):
         raise OSError(errno.ESTALE, "changed while it was copied", str(source))
+    # before the rename: `is_same` takes a file of this size and time for complete
     os.utime(beside, ns=(file.mtime_ns, file.mtime_ns))
     beside.replace(target)
 

@@ -77,8 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def tokenize(flags: TokenizeFlags, files: Sequence[Path]) -> TokensInfo:
     """Make the folder `flags.out`, which is there complete or not at all.
 
-    Raises:
-        TrainerError: a file or the tokenizer is missing or broken, or the folder is there already.
+    Raises TrainerError: a file or the tokenizer is missing or broken, or the folder is there already.
     """
     out = Path(flags.out)
     if out.exists():
@@ -176,8 +175,7 @@ def load_tokenizer(flags: TokenizeFlags) -> Tokenizer:
 def read_documents(files: Sequence[Path], text_field: str) -> Iterator[str]:
     """The texts of JSON lines (.jsonl, .json), of the rows of a saved dataset, and of any other file as one document.
 
-    Raises:
-        BadData: names the file and line that can't be read.
+    Raises BadData: names the file and line that can't be read.
     """
     for path in files:
         try:

@@ -111,8 +111,7 @@ class Strategy:
 
         A collective call; returns the mean loss of the other ranks.
 
-        Raises:
-            UnequalData: the strategy repeats samples, so no rank should have run out of them first.
+        Raises UnequalData: the strategy repeats samples, so no rank should have run out of them first.
         """
         raise UnequalData(
             "a rank ran out of samples before the others", hint="every rank has to see the same --data or --text"
@@ -196,8 +195,7 @@ def choose_blocks(model: nn.Module, workload: Workload, group: RankGroup) -> tup
 def synchronize_batch_norms(model: nn.Module, strategy: Strategy) -> None:
     """Replace each BatchNorm of the model; parameters and buffers stay.
 
-    Raises:
-        UsageError: a rank may have no batch where others have one, and would keep them waiting.
+    Raises UsageError: a rank may have no batch where others have one, and would keep them waiting.
     """
     if not strategy.fills:
         raise UsageError("--sync-batchnorm and --join: a rank without samples would keep the others waiting")
@@ -279,8 +277,7 @@ def change_blocks(model: nn.Module, workload: Workload, config: Config, group: R
 
     Only `forward` is replaced: names stay, and the hooks of a strategy that gathers a block's weights run around it.
 
-    Raises:
-        UsageError: the model has no blocks.
+    Raises UsageError: the model has no blocks.
     """
     kinds = choose_blocks(model, workload, group)
     blocks = list(blocks_of(model, kinds))
@@ -327,8 +324,7 @@ class Skeleton:
 def build_skeleton(build: Callable[[], nn.Module], group: RankGroup) -> Skeleton | str:
     """Return the skeleton of the model, or the reason why it cannot be built; a collective call. `build` sets the seed.
 
-    Raises:
-        PeerLost: rank 0, which builds the weights, failed at it.
+    Raises PeerLost: rank 0, which builds the weights, failed at it.
     """
     model, problem = _build_on_meta(build)
     weights: Tensors | None = None

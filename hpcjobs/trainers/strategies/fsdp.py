@@ -160,8 +160,7 @@ def like(value: torch.Tensor, mine: Any) -> torch.Tensor:
 def require_streams(device: torch.device) -> None:
     """Refuse CPUs where torch's fully_shard asks their streams for events that they do not have, as in torch 2.6.
 
-    Raises:
-        UsageError: this torch has fully_shard for GPUs alone; the message names alternatives.
+    Raises UsageError: this torch has fully_shard for GPUs alone; the message names alternatives.
     """
     if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
         raise UsageError(

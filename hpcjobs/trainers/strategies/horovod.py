@@ -100,17 +100,9 @@ def slots_of(hosts: Sequence[str]) -> list[SlotInfo]:
 
 
 def _publish(slot: SlotInfo, env: DistEnv, port: str) -> dict[str, str]:
-    return {
-        ADDRESS: env.master_addr,
-        PORT: port,
-        "HOROVOD_HOSTNAME": slot.hostname,
-        "HOROVOD_RANK": str(slot.rank),
-        "HOROVOD_SIZE": str(slot.size),
-        "HOROVOD_LOCAL_RANK": str(slot.local_rank),
-        "HOROVOD_LOCAL_SIZE": str(slot.local_size),
-        "HOROVOD_CROSS_RANK": str(slot.cross_rank),
-        "HOROVOD_CROSS_SIZE": str(slot.cross_size),
-    }
+    names = ("hostname", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+    own = {f"HOROVOD_{name.upper()}": str(getattr(slot, name)) for name in names}
+    return {ADDRESS: env.master_addr, PORT: port, **own}
 
 
 START_TIMEOUT_S = 55.0
@@ -118,7 +110,12 @@ WANTS = {"Open MPI": "pmix", "MPICH": "pmi2"}
 
 
 def start(
-    env: DistEnv, hosts: Sequence[str], *, controller: str, share: Callable[[str], str], log: Callable[[str], None]
+    env: DistEnv,
+    hosts: Sequence[str],
+    *,
+    controller: str,
+    share: Callable[[str], str],
+    log: Callable[[str], None] = lambda text: None,
 ) -> str:
     """Start Horovod on the ranks of `hosts`; gives "horovod-mpi" or "horovod-gloo".
 
@@ -144,9 +141,7 @@ def start(
 def _choose_controller(requested: str, env: DistEnv) -> tuple[str, str]:
     """Return the controller, "mpi" or "gloo", and a note why MPI was not chosen, if `requested` allows both."""
     controller = os.environ.get("HOROVOD_CONTROLLER") if requested == "auto" else requested
-    if env.world_size == 1:
-        return "gloo", ""
-    if controller == "gloo":
+    if env.world_size == 1 or controller == "gloo":
         return "gloo", ""
     if not hvd.mpi_built():
         return "gloo", " (Horovod was built without MPI)"
@@ -212,7 +207,7 @@ def _refuse_other_world(env: DistEnv, hosts: Sequence[str], over: str) -> None:
 def start_alone(env: DistEnv, *, controller: str, timeout_s: float) -> str:
     """Start Horovod where no launcher has gathered the ranks: they meet at a store first, and are counted there."""
     if env.world_size == 1 or hvd.is_initialized():
-        return start(env, ("localhost",) * env.world_size, controller=controller, share=str, log=_silence)
+        return start(env, ("localhost",) * env.world_size, controller=controller, share=str)
     store = open_store(env, timeout_s)
     hosts = roll_call(env, store, timeout_s)
 
@@ -221,7 +216,7 @@ def start_alone(env: DistEnv, *, controller: str, timeout_s: float) -> str:
             store.set("horovod", text)
         return store.get("horovod").decode()
 
-    backend = start(env, hosts, controller=controller, share=share, log=_silence)
+    backend = start(env, hosts, controller=controller, share=share)
     hvd.barrier()  # rank 0 keeps the store until all have read it
     return backend
 
@@ -230,10 +225,6 @@ def make_contiguous(model: nn.Module) -> None:
     """Give weights torch's usual layout, the only one that Horovod sends; gradients follow their weights."""
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.contiguous()
-
-
-def _silence(text: str) -> None:
-    """Discard log lines: Lightning does the logging."""
 
 
 class Horovod(Strategy):

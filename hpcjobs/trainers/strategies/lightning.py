@@ -26,7 +26,7 @@ from hpcjobs.trainers.fsdp import FsdpFlags
 from hpcjobs.trainers.launch import Call
 from hpcjobs.trainers.lightning import LightningFlags
 from hpcjobs.trainers.loop import TrainingRun, open_run
-from hpcjobs.trainers.step import Stepper, set_learning_rate
+from hpcjobs.trainers.optimization import Stepper, set_learning_rate
 from hpcjobs.trainers.strategies import Strategy
 from hpcjobs.trainers.strategies.fsdp import Fsdp
 from hpcjobs.trainers.workloads.base import Batch, count_samples, slice_batch

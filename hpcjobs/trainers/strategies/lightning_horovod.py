@@ -88,7 +88,7 @@ class HorovodStrategy(ParallelStrategy):
             for name, parameter in self.model.named_parameters():
                 if parameter.requires_grad:
                     send = partial(self._send_unless_quiet, name)
-                    self._hooks.append(parameter.register_post_accumulate_grad_hook(send))  # type: ignore[no-untyped-call]
+                    self._hooks.append(parameter.register_post_accumulate_grad_hook(send))
 
     def _send_unless_quiet(self, name: str, parameter: Tensor) -> None:
         if not self._quiet:

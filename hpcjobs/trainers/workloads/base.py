@@ -17,8 +17,7 @@ from hpcjobs.runtime.exits import BadData, MissingData, UsageError
 def load_package(module: str, use: str, *, package: str, extra: str) -> Any:
     """Import a module of a package that only some runs need.
 
-    Raises:
-        MissingData: the package is missing; the message says what `use` needs it.
+    Raises MissingData: the package is missing; the message says what `use` needs it.
     """
     try:
         return import_module(module)
@@ -197,11 +196,7 @@ def _tensors(batch: Batch) -> list[torch.Tensor]:
 
 
 def split_loss(result: Any, workload: Workload) -> tuple[torch.Tensor, Metrics]:
-    """Return the loss and the metrics.
-
-    Raises:
-        UsageError: one of them is not a tensor of one number.
-    """
+    """Return the loss and the metrics. Raises UsageError: one of them is not a tensor of one number."""
     loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
     _refuse_other_than_scalar(loss, f"the loss of the workload {workload.name}")
     if not metrics:
@@ -257,8 +252,7 @@ def is_saved_dataset(folder: Path) -> bool:
 def open_saved_dataset(folder: Path, *, option: str) -> Any:
     """A Dataset, or a DatasetDict: splits by name.
 
-    Raises:
-        MissingData, BadData: the package is missing, or the folder can't be read.
+    Raises MissingData, BadData: the package is missing, or the folder can't be read.
     """
     datasets = load_package("datasets", f"{option} {folder}", package="datasets", extra="huggingface")
     try:
@@ -272,8 +266,7 @@ def load_saved_dataset(folder: Path, *, option: str, columns: Sequence[str], hel
 
     Without a held-out split, every `held_out_every`-th row is held out.
 
-    Raises:
-        MissingData, BadData: as `open_saved_dataset`, or a split or a column is missing.
+    Raises MissingData, BadData: as `open_saved_dataset`, or a split or a column is missing.
     """
     loaded, held = open_saved_dataset(folder, option=option), None
     if hasattr(loaded, "values"):

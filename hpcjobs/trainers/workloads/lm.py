@@ -69,8 +69,7 @@ class TokensInfo:
     def read(cls, folder: Path) -> TokensInfo | None:
         """Read tokens.json; None in a folder that another program made.
 
-        Raises:
-            BadData: the file can't be read, or has other fields.
+        Raises BadData: the file can't be read, or has other fields.
         """
         path = folder / INFO_FILE
         try:
@@ -116,8 +115,7 @@ def write_index(path: Path, lengths: Sequence[int], dtype: np.dtype[np.generic])
 def read_index_type(path: Path) -> type[np.generic]:
     """The type of the tokens that a Megatron index describes.
 
-    Raises:
-        BadData: it is not such an index, or has another version or type.
+    Raises BadData: it is not such an index, or has another version or type.
     """
     with path.open("rb") as file:
         head = file.read(len(MAGIC) + 9)
@@ -133,8 +131,7 @@ def read_index_type(path: Path) -> type[np.generic]:
 def map_tokens(path: Path) -> Tokens:
     """Return the tokens of one .bin file as a memory map: they are read on first use.
 
-    Raises:
-        MissingData: the file does not exist. BadData: it is empty, or its size is not a multiple of the token size.
+    Raises MissingData: the file does not exist. BadData: it is empty, or its size is not a multiple of the token size.
     """
     index = path.with_suffix(".idx")
     if not path.is_file():
@@ -361,8 +358,7 @@ def load_transformers() -> Any:
 def read_vocabulary(folder: Path) -> int:
     """The number of tokens in the model's vocabulary.
 
-    Raises:
-        MissingData: the folder or transformers is missing. BadData: the folder can't be read.
+    Raises MissingData: the folder or transformers is missing. BadData: the folder can't be read.
     """
     if not (folder / "config.json").is_file():
         raise MissingData(f"--model {folder} has no config.json", hint="a folder that save_pretrained wrote")
@@ -389,7 +385,7 @@ def build_pretrained(folder: Path) -> nn.Module:
 
 def logits_of(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
     """A model of transformers, called as one that returns its logits."""
-    return lambda tokens: model(input_ids=tokens).logits  # type: ignore[no-any-return]
+    return lambda tokens: model(input_ids=tokens).logits
 
 
 PRESETS = {

@@ -33,8 +33,7 @@ class TarShards:
     def open(cls, paths: Sequence[Path | str]) -> TarShards:
         """All samples of the shards, in their order.
 
-        Raises:
-            MissingData: a shard does not exist. BadData: it is compressed, or not a tar file.
+        Raises MissingData: a shard does not exist. BadData: it is compressed, or not a tar file.
         """
         shards = tuple(Path(path) for path in paths)
         samples = []

@@ -14,7 +14,7 @@ import torch
 
 from hpcjobs.trainers.config import Config
 from hpcjobs.trainers.data import EpochOrder, Loader
-from hpcjobs.trainers.plan import plan_training
+from hpcjobs.trainers.optimization import plan_training
 from hpcjobs.trainers.workloads.base import Batch
 
 from .. import worlds

@@ -24,7 +24,7 @@ from hpcjobs.trainers.distributed import RankGroup
 from hpcjobs.trainers.launch import Call
 from hpcjobs.trainers.loop import make_watchdog, set_numerics
 from hpcjobs.trainers.metrics import Meter, Recorder
-from hpcjobs.trainers.plan import grow_synthetic, plan_training
+from hpcjobs.trainers.optimization import grow_synthetic, plan_training
 from hpcjobs.trainers.workloads import load_workload
 from hpcjobs.trainers.workloads.lm import lm
 

@@ -11,11 +11,11 @@ from torch import nn
 
 from hpcjobs.runtime.exits import UsageError
 from hpcjobs.trainers.config import Config
-from hpcjobs.trainers.plan import plan_training
-from hpcjobs.trainers.step import (
+from hpcjobs.trainers.optimization import (
     apply_optimizer_flags,
     averaged_weights,
     build_optimizer,
+    plan_training,
     update_average,
 )
 from hpcjobs.trainers.workloads.base import group_parameters

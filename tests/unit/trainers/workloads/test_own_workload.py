@@ -18,7 +18,7 @@ from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.trainers.config import Config
 from hpcjobs.trainers.data import Stream, TrainingData, adapt_training_data
 from hpcjobs.trainers.distributed import RankGroup
-from hpcjobs.trainers.plan import TrainingPlan, make_schedule
+from hpcjobs.trainers.optimization import TrainingPlan, make_schedule
 from hpcjobs.trainers.workloads.base import ParameterGroup, Workload, classification_loss
 
 from ..conftest import REPOSITORY, Runs
