@@ -168,7 +168,7 @@ def fetch(
     site: JobSite = None,
 ) -> None:
     """On a laptop: copy a run folder, or FILES of it, from the login host. Unchanged files are not copied again."""
-    from hpcjobs.jupyter.laptop import SharedRemote
+    from hpcjobs.jupyter.laptop import SharedRemote, read_word
     from hpcjobs.remote.laptop import Laptop, choose_place
 
     for name in files or ():
@@ -182,7 +182,8 @@ def fetch(
         )
     laptop = Laptop(target, say=note)
     laptop.connect(with_code=False)
-    run_dir = str(SharedRemote(laptop).ask(["show", *([job] if job else []), "--json"])["entry"]["run_dir"])
+    shown = SharedRemote(laptop).ask(["show", *([job] if job else []), "--json"])
+    run_dir = read_word(shown, "entry", "run_dir")
     folder = to or choose_place(Path("runs"), PurePosixPath(run_dir).name)
     if not files:
         laptop.fetch(run_dir, folder, without=_LARGE)

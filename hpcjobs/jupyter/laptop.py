@@ -148,7 +148,7 @@ def find_json(output: str) -> dict[str, Any]:
         if output.startswith("{", start):
             try:
                 value, _ = decoder.raw_decode(output, start)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(value, dict):
                 return value
@@ -156,6 +156,22 @@ def find_json(output: str) -> dict[str, Any]:
         f"no answer of hpcjobs in what the login node printed: {output.strip()[-300:]!r}",
         hint="is it the same version there? `hpcjobs jupyter list` on the login node shows what was submitted",
     )
+
+
+def read_word(answer: Mapping[str, Any], *keys: str) -> str:
+    """The text that ``keys`` lead to in the answer of a login host.
+
+    Raises:
+        HpcJobsError: there is none: another version, or a host that lies.
+    """
+    value: Any = answer
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    if not isinstance(value, str):
+        raise HpcJobsError(
+            f"the answer of the login host has no {'.'.join(keys)}", hint="is hpcjobs of the same version there?"
+        )
+    return value
 
 
 _ANSWER_S, _LOOK_S = 60.0, 0.2
@@ -200,7 +216,7 @@ def connect(remote: Remote, arguments: Sequence[str], *, token: str | None, say:
     try:
         with _delay_signals():
             answer = remote.submit([*arguments, "--no-wait", "--json"], given=token)
-            job_id, site = str(answer["job_id"]), str(answer["site"])
+            job_id, site = read_word(answer, "job_id"), read_word(answer, "site")
         _Link(remote, job_id, site, say, at_end="which ends the session too").follow()
     except KeyboardInterrupt:
         if job_id is None:
@@ -218,9 +234,9 @@ def follow(remote: Remote, arguments: Sequence[str], *, say: Say) -> int:
         HpcJobsError: no such session, or it does not answer.
     """
     answer = remote.ask([*arguments, "--json"])
-    job_id = str(answer["job_id"])
+    job_id = read_word(answer, "job_id")
     try:
-        _Link(remote, job_id, str(answer["site"]), say, at_end="after which the session runs on").follow()
+        _Link(remote, job_id, read_word(answer, "site"), say, at_end="after which the session runs on").follow()
     except KeyboardInterrupt:
         say(f"job {job_id} runs on")
     return 0

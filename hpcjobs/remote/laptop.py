@@ -382,6 +382,7 @@ RESULTS = Path("results")
 """Folder below the current one for files that a command wrote on the login host."""
 _OF_GIT = (".git", "head")
 """A folder with a file HEAD can be a bare repository, and git runs programs that its configuration names."""
+_LONGEST_NAME, _SHOWN = 255, 300
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)
 Say = Callable[[str], None]
 Answer = TypeVar("Answer")
@@ -406,8 +407,10 @@ def choose_place(root: Path, name: str | PurePosixPath) -> Path:
         HpcJobsError: the name leads elsewhere, or to a folder of git.
     """
     parts = PurePosixPath(name).parts
-    if not parts or any(part in ("/", "..") or part.lower() in _OF_GIT for part in parts):
-        raise HpcJobsError(f"the login host names a file {str(name)!r}, which is no place below {root}: not fetched")
+    wrong = any(part in ("/", "..") or "\0" in part or part.lower() in _OF_GIT for part in parts)
+    if not parts or wrong or any(len(os.fsencode(part)) > _LONGEST_NAME for part in parts):
+        shown = repr(str(name))[:_SHOWN]
+        raise HpcJobsError(f"the login host names a file {shown}, which is no place below {root}: not fetched")
     place = root
     for part in parts:
         place /= part

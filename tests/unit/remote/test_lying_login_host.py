@@ -32,7 +32,7 @@ case "$script" in
 *'hpcjobs-laptop:'*) printf 'hpcjobs-laptop:%s\\n' /data /code yes yes ;;
 *'cat -- '*) cat {tmp_path}/outputs ;;
 *'[ -d '*) path=${{script#*-d }}; [ -d "{disk}${{path%% ]*}}" ] ;;
-*show*) cat {tmp_path}/shown ;;
+*show*|*jupyter*) cat {tmp_path}/shown ;;
 esac""")  # fmt: skip
     monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
     return disk
@@ -45,7 +45,8 @@ def write(path: Path, mode: int = 0o755) -> None:
 
 
 @pytest.mark.parametrize("path", ["/code/.git/hooks/pre-commit", "/code/../../.bashrc", "/x/..", "/code/a/../../b",
-                                  "/code/x/.GIT/config", "/", "/code/HEAD", "/code/head"])  # fmt: skip
+                                  "/code/x/.GIT/config", "/", "/code/HEAD", "/code/head",
+                                  "/code/" + 300 * "a"])  # fmt: skip
 def test_outputs_that_lead_elsewhere_are_refused(host: Path, here: Path, tmp_path: Path, path: str) -> None:
     (tmp_path / "outputs").write_text(path + "\n")
     refused = within("--remote", "you@far", "report", "jobs")
@@ -70,6 +71,23 @@ def test_fetch_refuses_a_run_folder_whose_name_leads_elsewhere(
     (tmp_path / "shown").write_text(f'{{"entry": {{"run_dir": "/home/you/runs/{name}"}}}}')
     refused = within("--remote", "you@far", "fetch", "1")
     assert (refused.code, "not fetched" in refused.err) == (3, True), refused
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["{}", "[]", '{"entry": null}', '{"entry": [1]}', '{"entry": {"run_dir": 5}}',
+     '{"entry": {"run_dir": "/a\\u0000"}}',
+     '{"a":' * 20_000 + "1" + "}" * 20_000, '{"n": ' + "9" * 9000 + "}"],
+    ids=["empty", "list", "null", "entry", "number", "nul", "deep", "digits"],
+)  # fmt: skip
+@pytest.mark.parametrize("verb", [("fetch", "1"), ("jupyter", "open")])
+def test_an_answer_of_wrong_types_is_an_error_with_a_message(
+    host: Path, tmp_path: Path, verb: tuple[str, ...], answer: str
+) -> None:
+    (tmp_path / "shown").write_text(answer)
+    refused = within("--remote", "you@far", *verb)
+    assert refused.code == 3, refused
+    assert "the login " in refused.err
 
 
 def test_what_is_fetched_has_neither_links_nor_execute_bits_nor_a_repository(
