@@ -198,16 +198,11 @@ def prepare(cluster: Cluster, folder: Path | None = None) -> tuple[Path, Report]
         wrong = "\n".join(f"  {f.about}: {f.text}" for f in report.findings if f.level == "error")
         raise ConfigError(f"{cluster.site.path}: cluster {cluster.name} cannot be built as it is:\n{wrong}")
     out = folder or default_folder(cluster.name)
-    identity = _identify(cluster)
+    site_files = dict.fromkeys(str(path.resolve()) for path in (Path(cluster.site.path), _own_copy(cluster)))
+    identity = StateOwner(cluster.cloud.provider, cluster.cloud.region, cluster.cloud.project, tuple(site_files))
     _refuse_other_cluster(identity, out, by_site_file=folder is None)
     write(files | {_IDENTITY: msgspec.json.encode(identity).decode()}, out, wheel_of(cluster))
     return out, report
-
-
-def _identify(cluster: Cluster) -> StateOwner:
-    own = _own_copy(cluster)
-    files = dict.fromkeys(str(path.resolve()) for path in (Path(cluster.site.path), own))
-    return StateOwner(cluster.cloud.provider, cluster.cloud.region, cluster.cloud.project, tuple(files))
 
 
 def _refuse_other_cluster(identity: StateOwner, out: Path, *, by_site_file: bool) -> None:

@@ -272,12 +272,6 @@ def split_list(value: str | None) -> tuple[str, ...]:
     return tuple(filter(None, (value or "").split(",")))
 
 
-def parse_licenses(out: str) -> tuple[tuple[str, int], ...]:
-    """Name and number of each licence of ``scontrol --oneliner show licenses``."""
-    rows = _records(out, "LicenseName")
-    return tuple((row.raw("LicenseName"), row.count("Total") or 0) for row in rows)
-
-
 def _records(out: str, first: str) -> Iterator[TableRow]:
     """The records that begin with ``first``; of a field printed twice (a comment may hold NAME=VALUE) the first."""
     for line in out.splitlines():
@@ -374,11 +368,6 @@ def parse_qos(out: str) -> tuple[Qos, ...]:
     )
 
 
-def parse_default_account(out: str) -> str | None:
-    """The account of jobs that name none."""
-    return out.strip().splitlines()[0] if out.strip() else None
-
-
 def _rows(out: str, columns: tuple[str, ...]) -> Iterator[TableRow]:
     for line in out.splitlines():
         values = line.strip().split("|")
@@ -412,7 +401,9 @@ def read_cluster(slurm: Scheduler, runner: Runner = run) -> ClusterFacts:
         user_groups=_group_names(),
         host=os.uname().nodename,
         slurm_conf=os.environ.get("SLURM_CONF") or None,
-        licenses=None if licenses is None else parse_licenses(licenses),
+        licenses=None
+        if licenses is None
+        else tuple((row.raw("LicenseName"), row.count("Total") or 0) for row in _records(licenses, "LicenseName")),
     )
 
 
@@ -436,7 +427,7 @@ def _read_accounting(slurm: Scheduler, cluster: str | None) -> Accounting:
     qos = _query(slurm, slurm_commands.list_qos(QOS)) if associations else None
     return Accounting(
         associations=None if associations is None else parse_associations(associations, cluster),
-        default_account=None if account is None else parse_default_account(account),
+        default_account=next(iter((account or "").strip().splitlines()), None),
         qos=None if qos is None else parse_qos(qos),
         sacct_answers=_query(slurm, slurm_commands.check_accounting()) is not None,
     )
