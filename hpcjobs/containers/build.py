@@ -29,7 +29,7 @@ from hpcjobs.containers.images import (
     sha256,
 )
 from hpcjobs.containers.look import look, program_here
-from hpcjobs.errors import CommandMissingError, ConfigError, HpcJobsError, RequestError, warn_without_locks
+from hpcjobs.errors import CommandMissingError, ConfigError, HpcJobsError, RequestError, reason_of, warn_without_locks
 from hpcjobs.files import lock_file, write_beside
 from hpcjobs.processes.programs import run, run_following
 from hpcjobs.site.models import Site
@@ -162,7 +162,7 @@ def build(
             check_whole(draft)
             say("looking into it")
             facts = look(site, str(draft))
-            beside = image.with_name(f".{image.name}.{os.getpid()}")
+            beside = image.with_name(f".{image.name}.{os.urandom(8).hex()}")  # no name that others can take before
             shutil.move(str(draft), beside)
         manifest = ImageManifest(
             schema=1,
@@ -234,7 +234,12 @@ def _writable(folder: Path) -> Path:
 @contextmanager
 def _alone(image: Path, say: Say) -> Iterator[None]:
     """Let one build of an image run at a time; a second one waits, and then finds the image built."""
-    with open(image.with_name(f".{image.name}.lock"), "a") as lock:
+    path = image.with_name(f".{image.name}.lock")
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise RequestError(f"{path} cannot be opened: {reason_of(error)}", hint="remove it") from error
+    with os.fdopen(descriptor, "rb+") as lock:
         try:
             if not lock_file(lock.fileno(), wait=False):
                 warn_without_locks(image.parent, f"build {image.name} twice")
@@ -279,7 +284,8 @@ def _run(
         *(str(draft), str(definition)),
     ]
     started, lines = time.monotonic(), list[str]()
-    with log.open("w", encoding="utf-8") as file:
+    log.unlink(missing_ok=True)  # who may write to the folder could have put a link there
+    with log.open("x", encoding="utf-8") as file:
 
         def log_line(line: str) -> None:
             file.write(f"{line}\n")

@@ -6,15 +6,16 @@ are read once, and written to `SHARD.index` in the folder of the shard, if possi
 
 from __future__ import annotations
 
-import os
 import tarfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
+from hpcjobs.files import write_beside
 from hpcjobs.runtime.exits import BadData, MissingData
 
 Member = tuple[str, str, int, int]
@@ -90,12 +91,9 @@ def read_index(path: Path) -> list[Member]:
     except (FileNotFoundError, ValueError):  # the index is missing or has another format: read the shard
         pass
     members = list(_scan(path))
-    beside = index.with_name(f".{index.name}.{os.getpid()}")
-    try:
-        beside.write_text("".join("\t".join(map(str, member)) + "\n" for member in members), encoding="utf-8")
-        beside.replace(index)
-    except OSError:  # the folder is not writable: the shard is read again next time
-        beside.unlink(missing_ok=True)
+    text = "".join("\t".join(map(str, member)) + "\n" for member in members)
+    with suppress(OSError):  # the folder is not writable: the shard is read again next time
+        write_beside(index, text, mode=None, durable=False)
     return members
 
 

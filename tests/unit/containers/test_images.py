@@ -86,6 +86,19 @@ def recorded_calls(here: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (here / "told.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.parametrize("name", ["mine.log", ".mine.sif.lock"])
+def test_a_build_writes_through_no_link_in_the_folder_of_images(site: str, here: Path, name: str) -> None:
+    """Whoever may write to the folder, which users share, can put a link to a file of the user there."""
+    own = here / "own"
+    if name.endswith("log"):
+        own.write_text("mine")
+    (here / "images").mkdir()
+    (here / "images" / name).symlink_to(own)
+    answer = within("container", "build", "containers/mine.def", "--site", site)
+    assert answer.code in (0, 5), answer
+    assert not own.exists() or own.read_text() == "mine"
+
+
 def test_a_build_is_recorded_and_not_done_again_until_something_changes(site: str, here: Path) -> None:
     built = ok("container", "build", "containers/mine.def", "--site", site, "--json").json
     assert (built["new"], built["path"]) == (True, str(here / "images" / "mine.sif"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,17 @@ def test_shards_hold_what_webdataset_itself_reads_of_them(tmp_path: Path) -> Non
     assert json.loads(ours[17]["json"]) == {"n": 17}
     del theirs
     gc.collect()  # webdataset leaves its files to the collector, which warns of each
+
+
+def test_the_index_of_a_shard_is_written_through_no_link_that_lies_there(tmp_path: Path) -> None:
+    """Who may write to the folder of the data puts links in the place of all temporary names that can be guessed."""
+    shard, own = save_shards(tmp_path / "shards") / "train-000.tar", tmp_path / "own"
+    own.write_text("mine")
+    (shard.parent / f".{shard.name}.index.{os.getpid()}").symlink_to(own)
+    members = read_index(shard)
+    assert own.read_text() == "mine"
+    assert read_index(shard) == members
+    assert not shard.with_name("train-000.tar.index").is_symlink()
 
 
 def test_the_index_of_a_shard_is_made_once_and_anew_when_the_shard_changes(tmp_path: Path) -> None:
