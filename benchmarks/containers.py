@@ -22,7 +22,7 @@ from hpcjobs.containers.images import find
 from hpcjobs.containers.look import program_here
 from hpcjobs.errors import HpcJobsError
 from hpcjobs.site.library import load_site
-from hpcjobs.site.rehearsal import current
+from hpcjobs.site.machine import current_sandbox
 
 IMAGE, ROUNDS = os.environ.get("IMAGE", "horovod_cpu"), int(os.environ.get("ROUNDS", "11"))
 STAMP = 'date +%s.%N >"$HPCJOBS_RUN_DIR/begun-$RANK"'
@@ -47,7 +47,7 @@ containers: {{runtime: apptainer, program: {program}}}
 
 def main() -> None:
     parse_no_arguments(__doc__)
-    record, here = current(), load_site("local")
+    record, here = current_sandbox(), load_site("local")
     program = program_here(here)
     try:
         image = find(IMAGE, here, source="IMAGE").path

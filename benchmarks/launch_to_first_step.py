@@ -15,7 +15,7 @@ from pathlib import Path
 from harness import compete, parse_no_arguments, report
 
 import hpcjobs
-from hpcjobs.site.rehearsal import current
+from hpcjobs.site.machine import current_sandbox
 
 NODES, PER_NODE, ROUNDS = 2, 1, int(os.environ.get("ROUNDS", "11"))
 LAUNCHERS = ("srun", "mpirun", "horovod-gloo")
@@ -45,7 +45,7 @@ srun --mpi=pmix --ntasks-per-node={per_node} {python} first.py
 
 def main() -> None:
     parse_no_arguments(__doc__)
-    record = current()
+    record = current_sandbox()
     if record is None or find_spec("horovod") is None:
         print("not run: it needs `hpcjobs sandbox up` and `make horovod`")
         return

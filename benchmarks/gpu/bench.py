@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcjobs.record.names import METRICS, SUMMARY
+from hpcjobs.record import METRICS, SUMMARY
 from hpcjobs.record.summary import RunSummary
 
 OF_A_LAUNCHER = ("SLURM", "PMI", "OMPI", "HPCJOBS", "TORCHELASTIC", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_")

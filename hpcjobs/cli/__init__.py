@@ -7,15 +7,18 @@ costs no more than Typer itself.
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import os
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
@@ -23,11 +26,13 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_command_from_info
 
 from hpcjobs import __version__
-from hpcjobs.cli import json_state
 from hpcjobs.cli.arguments import check_values, refuse_options_as_values
 from hpcjobs.cli.completion import complete_sites, prepare
-from hpcjobs.cli.terminal import printable_streams, raw
+from hpcjobs.cli.terminal import fail, json_state, note_json, printable_streams, raw, reset_json
 from hpcjobs.errors import UNFORESEEN, HpcJobsError, HpcJobsWarning, nearest
+
+_REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EISDIR, errno.ENOTDIR)
+DEBUG_VARIABLE = "HPCJOBS_DEBUG"
 
 GROUPS = {
     "Submit and follow": {
@@ -35,15 +40,15 @@ GROUPS = {
         "init": ("submit", "Write hpcjobs.yaml, the job that submit runs in this folder."),
         "where": ("why", "Show where a program can run: fit, start and cost by partition."),
         "ps": ("jobs", "List my jobs, with state, reason and estimated start."),
-        "top": ("watch", "Watch my jobs on a screen: progress, loss, load."),
+        "top": ("follow", "Watch my jobs on a screen: progress, loss, load."),
         "logs": ("follow", "Print the output of a job; -f follows it."),
         "show": ("jobs", "Show one job: state, settings with their sources, results."),
         "wait": ("follow", "Wait for jobs to end, and return their exit code."),
-        "cancel": ("control", "Cancel jobs, or send them a signal."),
-        "hold": ("control", "Keep jobs from starting."),
-        "release": ("control", "Let held jobs start."),
-        "requeue": ("control", "Put jobs back into the queue."),
-        "update": ("control", "Change a job: hpcjobs update JOB time=2h."),
+        "cancel": ("jobs", "Cancel jobs, or send them a signal."),
+        "hold": ("jobs", "Keep jobs from starting."),
+        "release": ("jobs", "Let held jobs start."),
+        "requeue": ("jobs", "Put jobs back into the queue."),
+        "update": ("jobs", "Change a job: hpcjobs update JOB time=2h."),
         "rerun": ("runs", "Submit a run again, unchanged or with changes."),
         "fetch": ("fetch", "On a laptop: copy a run folder from the cluster."),
     },
@@ -51,7 +56,7 @@ GROUPS = {
         "why": ("why", "Explain why a job failed or is pending, and what to do."),
         "diff": ("runs", "Show the differences between two runs."),
         "report": ("report", "Reports: accounting, scaling, what to request next time."),
-        "monitor": ("watch", "Watch the load of a running job's nodes, with alarms."),
+        "monitor": ("follow", "Watch the load of a running job's nodes, with alarms."),
     },
     "Many runs": {
         "sweep": ("sweep", "Many runs of one program: run, status, resume, results, cancel."),
@@ -113,7 +118,7 @@ def _noted_usage_error() -> Iterator[None]:
         yield
     except Exception as error:
         if (message := getattr(error, "format_message", None)) is not None:
-            json_state.state.usage_error = message()
+            json_state.usage_error = message()
         raise
 
 
@@ -197,8 +202,6 @@ def _print_version(requested: bool) -> None:
 
 def _enable_debugging(requested: bool) -> None:
     if requested:
-        from hpcjobs.cli.unforeseen import DEBUG_VARIABLE
-
         os.environ[DEBUG_VARIABLE] = "1"
 
 
@@ -247,7 +250,7 @@ def main() -> None:
 def _main() -> None:
     """The one place where an error becomes a message and an exit code."""
     if "HPCJOBS_OUTPUTS" in os.environ:
-        from hpcjobs.remote.outputs import end_with_connection
+        from hpcjobs.remote.connection import end_with_connection
 
         end_with_connection()
     warnings.simplefilter("once", HpcJobsWarning)  # whatever PYTHONWARNINGS says, and wherever it is met again
@@ -255,7 +258,7 @@ def _main() -> None:
         prepare()
     warnings.showwarning = _print_warning
     output = raw(sys.stdout)  # Typer replaces the stream once the reader is gone
-    json_state.begin()
+    reset_json()
     try:
         try:
             app(prog_name="hpcjobs")
@@ -265,35 +268,31 @@ def _main() -> None:
         _drop(output)
         sys.exit(0)
     except SystemExit as end:
-        if json_state.state.usage_error is None:
+        if json_state.usage_error is None:
             raise
-        json_state.note_request("--json" in sys.argv)
-        json_state.fail(json_state.state.usage_error, exit_code=int(end.code or 0))
+        note_json("--json" in sys.argv)
+        fail(json_state.usage_error, exit_code=int(end.code or 0))
     except HpcJobsError as error:
-        from hpcjobs.cli.unforeseen import debugging
-
         if debugging():
             traceback.print_exception(error)
         print(f"hpcjobs: {error}", file=sys.stderr)
         maybe_taken = getattr(error, "maybe_taken", False)
-        json_state.fail(error.message, exit_code=error.exit_code, hint=error.hint, maybe_taken=maybe_taken)
+        fail(error.message, exit_code=error.exit_code, hint=error.hint, maybe_taken=maybe_taken)
     except KeyboardInterrupt:
-        json_state.fail("interrupted", exit_code=130)
+        fail("interrupted", exit_code=130)
     except Exception as error:
-        from hpcjobs.cli.unforeseen import current_folder_is_gone, debugging, explain, refused_file
-
         message: object = None
-        if current_folder_is_gone():
+        if _current_folder_is_gone():
             message = "the current folder does not exist any more: change to another one"
-        elif (message := refused_file(error)) is not None and debugging():
+        elif (message := _refused_file(error)) is not None and debugging():
             traceback.print_exception(error)
         if message is not None:
             print(f"hpcjobs: {message}", file=sys.stderr)
-            json_state.fail(str(message), exit_code=HpcJobsError.exit_code)
-        explained = explain(error)
+            fail(str(message), exit_code=HpcJobsError.exit_code)
+        explained = _explain(error)
         print(f"hpcjobs: {explained}", file=sys.stderr)
         if not isinstance(error, OSError):
-            json_state.fail(explained, exit_code=UNFORESEEN)
+            fail(explained, exit_code=UNFORESEEN)
         _drop(output)
         sys.exit(UNFORESEEN)
 
@@ -318,3 +317,68 @@ def _use_utf8() -> None:
         if isinstance(stream, TextIOWrapper):
             utf8 = stream.encoding.lower().replace("-", "") == "utf8"
             stream.reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")
+
+
+def debugging() -> bool:
+    """Whether tracebacks are to be shown: ``hpcjobs --debug VERB``, or HPCJOBS_DEBUG=1."""
+    return os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
+
+
+def _explain(error: Exception) -> str:
+    """Return one line for ``error``; its traceback goes to the screen when debugging, otherwise to a file."""
+    details = "".join(traceback.format_exception(error))
+    if debugging():
+        sys.stderr.write(details)
+        return _summary(error)
+    place = _write(details)
+    where = f"details in {place}" if place is not None else "details: hpcjobs --debug VERB ..."
+    return f"{_summary(error)} ({where})"
+
+
+def _current_folder_is_gone() -> bool:
+    """Whether the current folder of this process has been removed."""
+    try:
+        os.getcwd()
+    except OSError:
+        return True
+    return False
+
+
+def _refused_file(error: Exception) -> str | None:
+    """Return one line if the system refused a file to this user; otherwise None."""
+    if isinstance(error, OSError) and error.errno in _REFUSALS and error.filename is not None:
+        return f"{Path(os.fsdecode(error.filename)).absolute()}: {error.strerror}"
+    return None
+
+
+def _summary(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
+        return ": ".join([error.strerror, " and ".join(names)]) if names else error.strerror
+    first_line = (str(error).strip() or "no message").splitlines()[0]
+    return f"unexpected {type(error).__name__}: {first_line}"
+
+
+def _write(details: str) -> Path | None:
+    """The file with ``details``, in the user's state folder or, where that cannot be written, in the temporary one."""
+    import tempfile
+
+    from hpcjobs.files import state_dir
+
+    context = [
+        f"hpcjobs {__version__}, Python {sys.version.split()[0]}, {time.strftime('%F %T %z')}",
+        f"command: {sys.argv!r}",
+        f"encoding of files: {sys.getfilesystemencoding()}, of the terminal: {getattr(sys.stdout, 'encoding', None)}",
+    ]
+    text = "\n".join([*context, "", details])
+    for folder in (lambda: state_dir() / "errors", tempfile.gettempdir):
+        try:
+            place = Path(folder())
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor, path = tempfile.mkstemp(".txt", time.strftime("error-%Y%m%d-%H%M%S-"), place)
+            with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+        except (OSError, RuntimeError):  # a full disk, or a user without a home
+            continue
+        return Path(path)
+    return None

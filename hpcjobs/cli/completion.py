@@ -77,7 +77,7 @@ def complete_program(ctx: typer.Context, incomplete: str) -> list[str]:
 def _project_jobs() -> list[str]:
     """Jobs of the project file; none where it cannot be read."""
     from hpcjobs.job.project import read_project
-    from hpcjobs.site.project_file import find_project
+    from hpcjobs.site.library import find_project
 
     try:
         path = find_project()

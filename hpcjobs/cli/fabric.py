@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -12,10 +15,18 @@ import hpcjobs
 from hpcjobs.cli.arguments import CommandLineError, VerbGroup
 from hpcjobs.cli.output import DryRun, Json, SiteName, note, opt, print_output, print_table
 from hpcjobs.cli.terminal import write_document
+from hpcjobs.errors import HpcJobsError
+from hpcjobs.fabric.verdict import BAD, NodeVerdict, append, record_path
+from hpcjobs.job.fault_tolerance import check_words, clear_verdicts, read_standings
+from hpcjobs.job.models import Plan
+from hpcjobs.record import STATE
+from hpcjobs.record.fabric import FABRIC, FabricReport
+from hpcjobs.run.index import Entry
+from hpcjobs.run.status import Connect, is_queued
+from hpcjobs.runtime.dist import first_host
+from hpcjobs.scheduler.base import State, connect
+from hpcjobs.site.library import default_site, load_site
 from hpcjobs.units import clock
-
-if TYPE_CHECKING:
-    from hpcjobs.job.models import Plan
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -49,15 +60,14 @@ def fabric(
     if context.invoked_subcommand is not None:
         return
     from hpcjobs.cli.options import sbatch_options
-    from hpcjobs.run import fabric as checks
 
     flags = {"nodes": nodes, "partition": partition, "nodelist": nodelist, "cpus_per_task": cpus_per_task, "time": time}
     options: dict[str, Any] = sbatch_options(option or [], flags)
     command = shlex.join(["hpcjobs", *sys.argv[1:]])
-    plan = checks.check_plan(site, tolerance=tolerance, quick=quick, made_by=command, **options)
+    plan = check_plan(site, tolerance=tolerance, quick=quick, made_by=command, **options)
     code = _run(plan, dry_run=dry_run, quiet=as_json)
     if as_json and not dry_run:
-        print_output("fabric", checks.read_report(plan.run_dir))
+        print_output("fabric", read_report(plan.run_dir))
     raise typer.Exit(code)
 
 
@@ -91,7 +101,6 @@ def build(
 def _run(plan: Plan, *, dry_run: bool, quiet: bool = False) -> int:
     """Submit, print the log as it comes, and give the job's exit code."""
     from hpcjobs.cli.follow import explaining_interrupts, follow_to_end
-    from hpcjobs.run import fabric as checks
 
     if dry_run:
         write_document(plan.script)
@@ -99,10 +108,10 @@ def _run(plan: Plan, *, dry_run: bool, quiet: bool = False) -> int:
     handle = hpcjobs.submit(plan)
     with explaining_interrupts([handle.entry]):
         note(f"job {handle.id} on site {plan.job.site}; run folder {plan.run_dir}")
-        node = checks.silent_first_node(handle.entry)
+        node = silent_first_node(handle.entry)
     if node is not None:
-        checks.give_up(handle.entry, node)
-        note(f"bad: {node} did not start the job's script within {checks.SILENT_S:g} s; job {handle.id} is cancelled")
+        give_up(handle.entry, node)
+        note(f"bad: {node} did not start the job's script within {SILENT_S:g} s; job {handle.id} is cancelled")
         raise typer.Exit(NODE_IS_BAD)
     if not quiet:
         return follow_to_end(handle)
@@ -120,7 +129,6 @@ def nodes(
 ) -> None:
     """List the known bad nodes of a site, their measurements, and until when `submit` excludes them."""
     from hpcjobs.fabric.verdict import record_path
-    from hpcjobs.job.fault_tolerance import clear_verdicts, read_standings
     from hpcjobs.site.library import default_site, load_site
 
     name = load_site(site or default_site()).name
@@ -141,3 +149,77 @@ def nodes(
         for node, (last, _, until) in sorted(standings.items())
     ]
     print_table(["NODE", "VERDICT", "AT", "JOB", "LEFT OUT UNTIL", "WHY"], table)
+
+
+LIMIT = "10m"
+SILENT_S = 30.0
+_LOOK_S, _ASK_S = 0.5, 15.0
+
+
+def check_plan(
+    site: str | None, *, tolerance: float | None = None, quick: bool = False, made_by: str, **resources: Any
+) -> Plan:
+    """The job that checks ``nodes`` of ``site``; ``resources`` as of `plan`."""
+    from hpcjobs.job.plan import plan
+
+    where = load_site(site or default_site())
+    cpus = resources.get("cpus_per_task", where.defaults.cpus_per_task)
+    arguments = ["hpcjobs.fabric.check", *check_words(where, cpus_per_task=cpus)]
+    arguments += ["--quick"] if quick else []
+    arguments += ["--tolerance", str(tolerance)] if tolerance is not None else []
+    # Nodes that are left out elsewhere are checked here: this is how a repaired node is recognised.
+    options: dict[str, Any] = {"time": LIMIT, "ntasks_per_node": 1, "exclude": None, **resources}
+    return plan(arguments, site=where, name="fabric", template="fabric", container="none", made_by=made_by, **options)
+
+
+def silent_first_node(
+    entry: Entry,
+    *,
+    connect: Connect = connect,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> str | None:
+    """Wait until the job's script starts (None), or its node does not respond: that node.
+
+    The job's first node checks all other nodes. If the first node is cut off and never gets the script, Slurm shows
+    the job as running, and starts it again and again.
+    """
+    scheduler = connect(entry.scheduler, entry.slurm_conf)
+    begun = Path(entry.run_dir) / STATE
+    node, since, last_query = None, 0.0, -_ASK_S
+    while not begun.exists():
+        now = clock()
+        if now - last_query >= _ASK_S:
+            last_query = now
+            record = next((each for each in scheduler.queue() if is_queued(entry, [each])), None)
+            if record is None:
+                return None
+            if node is None and record.state is not State.PENDING and record.node_list:
+                node, since = first_host(record.node_list), now
+        if node is not None and now - since >= SILENT_S:
+            return node
+        pause(_LOOK_S)
+    return None
+
+
+def give_up(entry: Entry, node: str) -> None:
+    """Cancel the check, and remember why."""
+    connect(entry.scheduler, entry.slurm_conf).cancel([entry.job_id])
+    reason = f"did not start the job's script within {SILENT_S:g} s"
+    verdict = NodeVerdict(node, BAD, time.time(), reason, entry.job_id)
+    append(record_path(entry.site), [verdict])
+
+
+def read_report(run_dir: Path) -> FabricReport:
+    """Read the report of the check in this run folder.
+
+    Raises:
+        HpcJobsError: it did not come to its end.
+    """
+    path = run_dir / FABRIC
+    try:
+        return FabricReport.read(run_dir)
+    except FileNotFoundError as error:
+        raise HpcJobsError(f"the check wrote no {path}", hint=f"its log is in {run_dir / 'logs'}") from error
+    except ValueError as error:
+        raise HpcJobsError(f"{path}: {error}") from error

@@ -127,7 +127,7 @@ def _start_session(laptop: Laptop, arguments: list[str], params: Mapping[str, An
     """A session with its tunnel and browser, until Ctrl-C. A token file is read here, and sent by a pipe."""
     from hpcjobs.cli.interactive import words_of_session
     from hpcjobs.jupyter.laptop import SharedRemote, connect
-    from hpcjobs.jupyter.request import private_token
+    from hpcjobs.jupyter.session import private_token
 
     token_file = params["token_file"]
     token = None if token_file is None else private_token(token_file)

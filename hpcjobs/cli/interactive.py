@@ -20,8 +20,7 @@ from hpcjobs.printable import printable
 from hpcjobs.units import clock
 
 if TYPE_CHECKING:
-    from hpcjobs.jupyter.request import Kind, SessionRequest
-    from hpcjobs.jupyter.session import Session
+    from hpcjobs.jupyter.session import Kind, Session, SessionRequest
     from hpcjobs.run.index import Entry
     from hpcjobs.scheduler.base import JobRecord
 
@@ -227,7 +226,7 @@ def jupyter(
         raise typer.Exit(_from_laptop(site, token_file))
     from hpcjobs.cli.submit import print_notes
     from hpcjobs.jupyter import session
-    from hpcjobs.jupyter.request import private_token, session_request
+    from hpcjobs.jupyter.session import private_token, session_request
 
     kind: Kind = "code" if code else "notebook" if notebook else "lab"
     session_plan = session_request(
@@ -369,7 +368,7 @@ def stop(
 def _from_laptop(site: str | None, token_file: Path | None) -> int:
     """The same words on the login node, and the tunnel from here. A token file is read here, and sent by a pipe."""
     from hpcjobs.jupyter.laptop import connect, remote_of
-    from hpcjobs.jupyter.request import private_token
+    from hpcjobs.jupyter.session import private_token
     from hpcjobs.site.library import default_site, load_site
 
     where = load_site(site or default_site())

@@ -13,11 +13,11 @@ from typing import Annotated, Any, TextIO
 import msgspec
 import typer
 
-from hpcjobs.cli import json_state
 from hpcjobs.cli.completion import complete_jobs, complete_sites
+from hpcjobs.cli.terminal import json_state, note_json
 from hpcjobs.printable import escape_json, printable
 
-Json = Annotated[bool, typer.Option("--json", callback=json_state.note_request, is_eager=True, help="Print JSON.")]
+Json = Annotated[bool, typer.Option("--json", callback=note_json, is_eager=True, help="Print JSON.")]
 Jobs = Annotated[list[str], typer.Argument(help="Ids, ranges, run folders or names.", autocompletion=complete_jobs)]
 
 
@@ -62,7 +62,7 @@ def print_json(value: object) -> None:
         document = msgspec.json.encode(value)
     except UnicodeEncodeError:
         document = msgspec.json.encode(_replace_bytes(msgspec.to_builtins(value)))
-    json_state.state.is_printed = True
+    json_state.is_printed = True
     sys.stdout.write(escape_json(msgspec.json.format(document, indent=2).decode()) + "\n")
 
 

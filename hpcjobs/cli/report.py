@@ -14,7 +14,7 @@ from hpcjobs.cli.completion import complete_jobs, complete_states, complete_stud
 from hpcjobs.cli.output import Json, SiteName, note, opt, print_output, print_table
 from hpcjobs.cli.terminal import raw
 from hpcjobs.errors import RequestError, nearest, require_packages
-from hpcjobs.remote.outputs import record_output
+from hpcjobs.remote.connection import record_output
 from hpcjobs.units import format_count
 
 if TYPE_CHECKING:

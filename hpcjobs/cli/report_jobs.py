@@ -20,7 +20,7 @@ from hpcjobs.jobstats.sources import AccountingTable, gather
 from hpcjobs.jobstats.totals import sum_by_group, totals
 from hpcjobs.jobstats.usage import JobUsage, advise
 from hpcjobs.pages import save_csv, save_parquet
-from hpcjobs.remote.outputs import record_output
+from hpcjobs.remote.connection import record_output
 from hpcjobs.scheduler.base import State, choose_colour
 from hpcjobs.site.library import site_or_cluster
 from hpcjobs.units import clock, human_bytes, human_duration

@@ -18,7 +18,7 @@ from hpcjobs.cli.options import EPILOG, SbatchCommand, job_flags, with_job_optio
 from hpcjobs.cli.output import DryRun, JobSite, Json, note, opt, print_output, print_table
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import JobSpec
-from hpcjobs.remote.outputs import record_output
+from hpcjobs.remote.connection import record_output
 from hpcjobs.units import format_count, human_bytes, human_duration, memory_bytes, walltime_s
 
 if TYPE_CHECKING:

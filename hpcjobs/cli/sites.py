@@ -19,7 +19,7 @@ from hpcjobs.cli.completion import complete_sites
 from hpcjobs.cli.output import Json, note, opt, print_output, print_table
 from hpcjobs.cli.terminal import exit_on_signals, write_document
 from hpcjobs.errors import ConfigError, RequestError
-from hpcjobs.site import rehearsal
+from hpcjobs.site.machine import current_sandbox
 from hpcjobs.site.models import OF_THE_LOADER, Site
 from hpcjobs.site.schema import schema_text
 from hpcjobs.site.search import FOLDER, SHIPPED, find_file, list_sites
@@ -36,7 +36,7 @@ def write_site(site: Site) -> Iterator[str]:
     """Return ``site`` as the lines of a site file; a value without a comment is the default."""
     yield f"# {site.path}" + (" (rehearsal on the sandbox)" if site.rehearsal else "")
     yield from (f"# extends {path}" for path in site.extended)
-    overlay = rehearsal.current() if site.rehearsal else None
+    overlay = current_sandbox() if site.rehearsal else None
     replaced = {*overlay.overlay, "slurm_conf"} if overlay is not None else set[str]()
     read = list_origins(read_chain(Path(site.path)))
     origins = {steps: where for steps, where in read.items() if steps and steps[0] not in replaced}
@@ -237,7 +237,7 @@ def _is_whole(path: Path) -> bool:
     """Whether all of the file acts: a template, a recipe or a project file, and no site file."""
     from hpcjobs.containers import images
     from hpcjobs.job.script import is_template
-    from hpcjobs.site.project_file import PROJECT_FILE
+    from hpcjobs.site.library import PROJECT_FILE
 
     return (
         path.name == PROJECT_FILE

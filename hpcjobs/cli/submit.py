@@ -21,7 +21,7 @@ from hpcjobs.errors import RequestError, SchedulerError, require_packages
 from hpcjobs.files import write_beside
 from hpcjobs.job.models import JobSpec
 from hpcjobs.job.program import print_trainer_help
-from hpcjobs.site.project_file import PROJECT_FILE
+from hpcjobs.site.library import PROJECT_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

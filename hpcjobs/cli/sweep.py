@@ -23,7 +23,7 @@ from hpcjobs.errors import RequestError
 from hpcjobs.files import naming_errors
 from hpcjobs.job.models import JobSpec
 from hpcjobs.job.project import refuse_job_name
-from hpcjobs.remote.outputs import record_output
+from hpcjobs.remote.connection import record_output
 from hpcjobs.scaling import study
 from hpcjobs.site.checks import check_name
 from hpcjobs.site.library import default_site

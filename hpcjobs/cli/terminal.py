@@ -1,12 +1,16 @@
-"""Standard output and standard error of the command line: all text is made printable (`hpcjobs.printable`)."""
+"""Standard output and standard error of the command line: all text is made printable (`hpcjobs.printable`).
+
+An error is a JSON document if the command was asked for JSON and has printed none.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO, cast
+from typing import Any, NoReturn, TextIO, cast
 
 from hpcjobs.printable import printable, printable_document
 
@@ -56,3 +60,36 @@ def exit_on_signals() -> None:
     """Let SIGTERM, and SIGHUP of a terminal that closes, end this command like Ctrl-C, so that its work is undone."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
+
+
+class _JsonState:
+    is_requested = is_printed = False
+    usage_error: str | None = None
+    """The message of an error of usage, which Typer prints."""
+
+
+json_state = _JsonState()
+
+
+def reset_json() -> None:
+    """Forget the last command: tests run several in one process."""
+    json_state.is_requested = json_state.is_printed = False
+    json_state.usage_error = None
+
+
+def note_json(value: bool) -> bool:
+    """Callback of ``--json``."""
+    json_state.is_requested = json_state.is_requested or value
+    return value
+
+
+def fail(message: str, *, exit_code: int, hint: str | None = None, maybe_taken: bool = False) -> NoReturn:
+    """End this process; print the error as JSON if JSON is requested and no output was printed yet."""
+    if json_state.is_requested and not json_state.is_printed:
+        from hpcjobs.cli.output import print_json
+
+        with contextlib.suppress(OSError):  # the reader has closed the pipe
+            error = {"exit_code": exit_code, "message": message, "hint": hint, "maybe_taken": maybe_taken}
+            print_json({"error": error})
+            sys.stdout.flush()
+    sys.exit(exit_code)

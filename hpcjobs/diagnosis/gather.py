@@ -19,15 +19,14 @@ from hpcjobs.diagnosis.log import read_lines
 from hpcjobs.diagnosis.values import Failure, JobFacts, LogLine, StepRecord
 from hpcjobs.errors import CommandMissingError, HpcJobsWarning, SchedulerError, UnknownJobError, reason_of
 from hpcjobs.processes.programs import Runner, run
+from hpcjobs.record import STATE
 from hpcjobs.record.manifest import RequestedJob
-from hpcjobs.record.names import STATE
 from hpcjobs.run import logs as job_logs
 from hpcjobs.run.folder import BATCH_SCRIPT
-from hpcjobs.run.identity import is_ours, is_reachable
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import own_ids, read_request, read_state
 from hpcjobs.run.select import is_own
-from hpcjobs.run.status import statuses
+from hpcjobs.run.status import is_ours, is_reachable, statuses
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, connect
 from hpcjobs.scheduler.slurm import parse
 from hpcjobs.scheduler.slurm.job_queries import accounted_files, files_of_steps, find_script

@@ -11,7 +11,6 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from hpcjobs.errors import RequestError, nearest
-from hpcjobs.job.array import check_array
 from hpcjobs.job.layers import Values
 from hpcjobs.job.models import Job
 from hpcjobs.site.library import find_clusters, policies_of_job
@@ -19,7 +18,7 @@ from hpcjobs.site.models import AppliedPolicy, NodeGroup, Partition, Policy, Sit
 from hpcjobs.site.resources import FIELDS, GPU_FIELDS, gpus_and_model
 from hpcjobs.site.search import list_centre_files
 from hpcjobs.site.yaml_file import read_file, where_of
-from hpcjobs.units import format_count, human_bytes, memory_bytes, time_limit_s
+from hpcjobs.units import check_array, format_count, human_bytes, memory_bytes, time_limit_s
 
 _SIMPLE_CONSTRAINT = re.compile(r"[\w.:+@/=~-]+(?:[&|,][\w.:+@/=~-]+)*\Z", re.ASCII)
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from hpcjobs import trainers
 from hpcjobs.errors import RequestError
 from hpcjobs.processes.start import module_words
+from hpcjobs.site.library import PROJECT_FILE, project_jobs
 from hpcjobs.site.models import Site
-from hpcjobs.site.project_file import PROJECT_FILE, project_jobs
 from hpcjobs.site.resources import BY_LETTER, FIELDS, OPTIONS, Treatment
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z", re.ASCII)

@@ -20,7 +20,7 @@ from hpcjobs.errors import ConfigError, RequestError
 from hpcjobs.job.batch import batch_layers
 from hpcjobs.job.models import Flag, JobSpec, Layer
 from hpcjobs.job.program import program_words
-from hpcjobs.site.project_file import PROJECT_FILE, check_site_name, find_project, is_ours, project_jobs
+from hpcjobs.site.library import PROJECT_FILE, check_site_name, find_project, is_ours, project_jobs
 from hpcjobs.site.trust import refusal_of_file
 from hpcjobs.site.yaml_file import YamlFile, convert_tree, read_tree, read_yaml, words_of_switches
 

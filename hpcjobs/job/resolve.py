@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+import hpcjobs
 from hpcjobs import trainers
+from hpcjobs.containers.images import expand_path, find
+from hpcjobs.containers.look import PACKAGE, least_driver, program_there
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.guards import limit_env
 from hpcjobs.job.batch import (
@@ -37,7 +42,7 @@ from hpcjobs.job.launch import LAUNCHERS
 from hpcjobs.job.layers import Values, merge_resources, named_partitions
 from hpcjobs.job.layout import choose_affinity, lay_out, read_gpu_model
 from hpcjobs.job.limits import add_mandatory, check_limits
-from hpcjobs.job.models import Inside, Job, JobSpec, Layer
+from hpcjobs.job.models import Bind, Inside, Job, JobSpec, Layer
 from hpcjobs.job.program import check_program, default_name, program_argv
 from hpcjobs.site.figures import Figure, named_figures, parse_metric
 from hpcjobs.site.models import Partition, Resources, Site
@@ -255,19 +260,72 @@ def _container(
     launcher: str,
     folders: tuple[Path, ...],
 ) -> Inside | None:
-    """The requested image, or the site's default; the module is imported only where there is one."""
-    image = spec.container or site.containers.default
-    if image is None or image == "none":
+    """The requested image, or the site's default, with all visible folders; ``folders`` keep their own paths."""
+    name = spec.container or site.containers.default
+    if name is None or name == "none":
         if spec.stage_image:
             raise RequestError("--stage-image: the job has no container", hint="use --container NAME too")
         return None
-    from hpcjobs.job import container
-
-    request = container.ImageRequest(
-        image, sources.get("container", f"default of site {site.name}"), bool(spec.stage_image)
+    containers, source = site.containers, sources.get("container", f"default of site {site.name}")
+    image = find(name, site, source=source)
+    if any(ord(char) < 32 for char in image.path):
+        raise RequestError(f"container {name!r} ({source}): no path of an image holds control characters")
+    _check_launcher(launcher, site)
+    if spec.stage_image and (not site.kind.has_nodes or containers.runtime == "pyxis"):
+        why = "has pyxis, which keeps its own copies" if site.kind.has_nodes else "is one machine"
+        raise RequestError(f"--stage-image: site {site.name} ({site.path}) {why}", hint="leave it out")
+    gpu = containers.gpu or ("nv" if values["gpus_per_node"] else "none")
+    cuda = image.facts.cuda if image.facts else None
+    return Inside(
+        runtime=containers.runtime,
+        program=program_there(site),
+        name=image.name,
+        image=image.path,
+        fingerprint=image.fingerprint,
+        binds=_binds(site, folders),
+        gpu=None if gpu == "none" else gpu,
+        clean_env=containers.clean_env,
+        home=containers.home,
+        args=containers.args,
+        stage=containers.stage if spec.stage_image else None,
+        scratch=_on_the_node(site.scratch) if site.scratch else None,
+        driver=least_driver(cuda) if cuda and gpu == "nv" else None,
+        package_folder=PACKAGE,
     )
-    gpus = bool(values["gpus_per_node"])
-    return container.resolve_container(request, site, launcher=launcher, gpus=gpus, folders=folders)
+
+
+def _check_launcher(launcher: str, site: Site) -> None:
+    if launcher == "horovodrun":
+        why = "it starts its tasks by ssh, out of the image"
+        raise RequestError(f"launcher {launcher} and a container: {why}", hint="use --launcher horovod-gloo")
+    if site.containers.runtime == "pyxis" and launcher not in ("srun", "torchrun"):
+        raise RequestError(
+            f"launcher {launcher} and a container: pyxis of site {site.name} ({site.path}) works by srun alone",
+            hint="use --launcher srun or torchrun",
+        )
+
+
+def _binds(site: Site, folders: tuple[Path, ...]) -> tuple[Bind, ...]:
+    binds = [Bind(str(Path(hpcjobs.__file__).resolve().parent), f"{PACKAGE}/hpcjobs", "ro")]
+    for text in site.containers.binds:
+        source, _, rest = expand_path(text, site, "containers.binds").partition(":")
+        target, _, mode = rest.partition(":")
+        binds.append(Bind(source, target or source, mode or "rw"))
+    outermost = [one for one in folders if not any(one != other and one.is_relative_to(other) for other in folders)]
+    binds += [Bind(str(folder), str(folder), "rw") for folder in dict.fromkeys(outermost)]
+    if odd := [path for bind in binds for path in (bind.source, bind.target) if re.search(r"[:,\x00-\x1f]", path)]:
+        raise RequestError(
+            f"{odd[0]!r}: a path with a colon, a comma or a control character cannot be seen in an image"
+        )
+    return tuple(binds)
+
+
+def _on_the_node(text: str) -> str:
+    """Quote ``text`` for a shell, except plain ``$VARIABLES``."""
+    parts = re.split(r"(\$\w+|\$\{\w+\})", text)
+    return "".join(
+        f'"{part}"' if number % 2 else (shlex.quote(part) if part else "") for number, part in enumerate(parts)
+    )
 
 
 def _leave_out(

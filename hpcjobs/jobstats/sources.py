@@ -24,27 +24,25 @@ import polars as pl
 
 from hpcjobs.errors import RequestError, SchedulerError, nearest
 from hpcjobs.files import user_name
-from hpcjobs.job.array import task_ids
 from hpcjobs.jobstats.cache import AttemptStore, Store, Window, closed_until, days
 from hpcjobs.jobstats.columns import CLUSTER, Doubt, Doubts, JobFilter, choose, order
 from hpcjobs.jobstats.derive import JOB_KEY, REQUEUE_S, SCHEMA, USE, derive, drop_revoked, merge_attempts, number_uses
 from hpcjobs.jobstats.fold import COUNTS, fold, unused_fields
 from hpcjobs.jobstats.usage import add_goodput, add_gpu_usage, add_running_usage
 from hpcjobs.processes.programs import Runner, run, start
+from hpcjobs.record import MANIFEST
 from hpcjobs.record.manifest import RequestedJob, read_manifest
-from hpcjobs.record.names import MANIFEST
 from hpcjobs.run import index
-from hpcjobs.run.identity import is_ours
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import read_usable
-from hpcjobs.run.status import kept_or_written, parent_id, statuses
+from hpcjobs.run.status import is_ours, kept_or_written, parent_id, statuses
 from hpcjobs.scheduler.base import JobRecord, State, connect
 from hpcjobs.scheduler.slurm.client import split_ids
 from hpcjobs.scheduler.slurm.parse import CONTROL, SEPARATOR, Table, new_separator, parse_scontrol
 from hpcjobs.site.library import site_or_cluster
 from hpcjobs.site.models import Site
 from hpcjobs.slurm_commands import list_accounted, list_accounted_fields, list_clusters, question_env, show_job
-from hpcjobs.units import memory_bytes, time_limit_s
+from hpcjobs.units import memory_bytes, task_ids, time_limit_s
 
 Part = TypeVar("Part")
 _SEPARATOR: Final = SEPARATOR.encode()

@@ -26,9 +26,9 @@ import polars as pl
 from hpcjobs.errors import CommandMissingError
 from hpcjobs.files import read_regular
 from hpcjobs.processes.programs import Runner, run
+from hpcjobs.record import METRICS
 from hpcjobs.record.metrics import read_lines
-from hpcjobs.record.names import METRICS
-from hpcjobs.record.numbers import decode_object
+from hpcjobs.record.values import decode_object
 from hpcjobs.run.folder import output_dir
 from hpcjobs.scheduler.slurm.parse import Table, read_bytes, read_clock_s, read_resource
 from hpcjobs.site.models import Site

@@ -15,18 +15,21 @@ from hpcjobs.node import decide
 from hpcjobs.node.schedulers import RESUBMITTED, NodeSideScheduler, report
 from hpcjobs.node.step import JobLog
 from hpcjobs.processes import start
-from hpcjobs.record.attempts import (
+from hpcjobs.record import STATE
+from hpcjobs.record.control import REQUEUE_CODE, ControlDir, Running
+from hpcjobs.record.state import (
     Attempt,
     History,
+    State,
+    StateFile,
     append_attempt,
     count_unrecorded,
     find_recorded,
     read_history,
+    read_state_file,
     replace_last,
+    write_state,
 )
-from hpcjobs.record.control import REQUEUE_CODE, ControlDir, Running
-from hpcjobs.record.names import STATE
-from hpcjobs.record.state import State, StateFile, read_state_file, write_state
 from hpcjobs.scheduler_kind import KINDS
 
 

@@ -2,8 +2,8 @@
 
 from typing import Dict, List, NamedTuple, Optional
 
-from hpcjobs.record.attempts import Attempt, History
 from hpcjobs.record.control import REQUEUE_CODE
+from hpcjobs.record.state import Attempt, History
 
 COMPLETED, TIMEOUT, PREEMPT, NODE, ERROR = "completed", "timeout", "preempt", "node", "error"
 """Causes of an end."""

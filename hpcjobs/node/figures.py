@@ -17,8 +17,8 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 from hpcjobs.files import write_beside
 from hpcjobs.processes.fork import SignalPipe
+from hpcjobs.record import METRICS, SUMMARY
 from hpcjobs.record.figures import LOG_SOURCE, FigureReader, FigureRule, split_lines
-from hpcjobs.record.names import METRICS, SUMMARY
 
 END = ".exit_code"
 CHUNK = 4 << 20

@@ -16,8 +16,8 @@ from collections import deque
 from typing import Any, Callable, Deque, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from hpcjobs.processes.fork import SignalPipe
+from hpcjobs.record import monitor_name
 from hpcjobs.record.monitor import END_LINE, Head, decode_head, encode_head, encode_sample, is_end
-from hpcjobs.record.names import monitor_name
 
 _JOB = re.compile(r"(.*/job_\d+)(?:/|$)")
 _NO_LIMIT = 1 << 60

@@ -19,8 +19,8 @@ from hpcjobs.processes import tree
 from hpcjobs.processes.fork import SignalPipe, adopt_orphans
 from hpcjobs.processes.start import start
 from hpcjobs.processes.tree import is_alive
-from hpcjobs.record.attempts import History, read_history
 from hpcjobs.record.control import ControlDir, Running
+from hpcjobs.record.state import History, read_history
 from hpcjobs.scheduler_kind import KINDS
 
 HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)

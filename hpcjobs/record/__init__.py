@@ -7,7 +7,7 @@
 | ``size.json`` | `hpcjobs.scaling.size_choice` | the submitter, with ``auto`` | replaced in one step; never changed |
 | ``state.json`` | `state` | the job script or ``node.pyz`` | replaced in one step |
 | ``first_failure`` | `state` | the first rank that fails | first writer wins; removed at a new start |
-| ``attempts.jsonl`` | `attempts` | ``node.pyz`` | append only; the last line may be corrected |
+| ``attempts.jsonl`` | `state` | ``node.pyz`` | append only; the last line may be corrected |
 | ``metrics.jsonl`` | `metrics` | rank 0, or the reader of the log | append only; cut at a resumed checkpoint |
 | ``summary.json`` | `summary` | rank 0 at the end | replaced in one step |
 | ``summary.json``, figures | `figures` | the reader of the log, after the program | replaced in one step |
@@ -22,3 +22,17 @@ Standard library. ``node.pyz`` includes this package except `manifest`, `metrics
 the index, of the choice of a size, and of the scheduler. A run folder may belong to another user: readers open regular
 files of limited size only, check every type, and ignore unknown keys.
 """
+
+JOB_SCRIPT = "job.sh"
+MANIFEST, SUBMITTED, STATE, ACCOUNTING = "manifest.json", "submitted.json", "state.json", "accounting.json"
+FIRST_FAILURE = "first_failure"
+SIZE = "size.json"
+ATTEMPTS = "attempts.jsonl"
+METRICS, SUMMARY = "metrics.jsonl", "summary.json"
+FIGURES_LOG = "figures.log"
+CONTROL = "control"
+
+
+def monitor_name(node: int) -> str:
+    """The samples of the job's node number ``node``: a file per node, since lines of several hosts would mix."""
+    return "monitor.jsonl" if node == 0 else f"monitor-{node}.jsonl"

@@ -6,10 +6,9 @@ import shlex
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from hpcjobs.files import append_lines, write_beside
-from hpcjobs.record.names import CONTROL, FIRST_FAILURE
+from hpcjobs.record import CONTROL, FIRST_FAILURE
 from hpcjobs.record.state import FirstFailure, read_first_failure
-from hpcjobs.record.text import read_text, remove
-from hpcjobs.record.values import decode, encode
+from hpcjobs.record.values import decode, encode, read_text, remove
 
 PROGRESS, STEPS, REQUEUE, SIGNAL_BEFORE = "progress", "steps", "requeue", "signal-before"
 """Numbers that the program writes."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from hpcjobs.files import write_beside
-from hpcjobs.record.names import MANIFEST
+from hpcjobs.record import MANIFEST
 from hpcjobs.record.values import convert, read_json, to_json
 
 J = TypeVar("J")

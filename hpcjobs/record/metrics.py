@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcjobs.files import AnyPath, open_regular
-from hpcjobs.record.numbers import encode
-from hpcjobs.record.values import decode_kind
+from hpcjobs.record.values import decode_kind, encode_object
 
 SCHEMA = "hpcjobs.metrics/1"
 MOST_STEPS = 2**63 - 1
@@ -202,7 +201,7 @@ class MetricsLog:
 
     def write(self, kind: str, **values: object) -> None:
         """Append a line."""
-        self.append(encode({"kind": kind, **values}) + "\n")
+        self.append(encode_object({"kind": kind, **values}) + "\n")
 
     def append(self, lines: str) -> None:
         """Append lines. After a failed write they are kept and written with the next ones."""

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcjobs.files import AnyPath, read_regular, write_beside
+from hpcjobs.record import SUMMARY
 from hpcjobs.record.monitor import Load
-from hpcjobs.record.names import SUMMARY
-from hpcjobs.record.numbers import decode_object, encode
-from hpcjobs.record.values import convert, to_json
+from hpcjobs.record.values import convert, decode_object, encode_object, to_json
 
 SCHEMA = "hpcjobs.summary/1"
 
@@ -245,5 +244,5 @@ def format_utc(time_s: float) -> str:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> Path:
     """Write ``value`` as JSON in one step: a reader sees the old file or the complete new one."""
-    write_beside(path, encode(value, indent=1) + "\n", mode=None)
+    write_beside(path, encode_object(value, indent=1) + "\n", mode=None)
     return path

@@ -1,9 +1,14 @@
-"""Converts JSON into named tuples and dataclasses and checks every type.
+"""Converts JSON into named tuples and dataclasses and checks every type: a file may be another user's or version's.
 
-A file may come from another user or another version.
+Numbers that JSON lacks, NaN and the infinities, such as the loss of a run that diverges, are written as null, with
+their names: ``"loss": null, "not_finite": {"loss": "NaN"}``. File names outside UTF-8 have surrogates in Python, and
+JSON has no surrogates: they are written as text, ``\\udc80``.
 """
 
 import json
+import math
+import os
+import re
 from collections import abc
 from contextlib import suppress
 from enum import Enum
@@ -11,7 +16,71 @@ from functools import lru_cache
 from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Tuple, Type, TypeVar, Union, get_type_hints
 
 from hpcjobs.files import AnyPath, read_regular
-from hpcjobs.record.numbers import decode_object
+
+NOT_FINITE = "not_finite"
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_encode_line = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False).encode  # made once
+
+
+def encode_object(value: Mapping[str, Any], *, indent: Optional[int] = None) -> str:
+    """``value`` as JSON that every reader takes, without the end of the line."""
+    encoder = _encode_line
+    if indent is not None:
+        encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, indent=indent).encode
+    try:
+        return _without_surrogates(encoder(value))
+    except ValueError:  # the rare case, found by the encoder: looking at each number beforehand would cost more
+        names: Dict[str, str] = {}
+        cleaned = {key: _without_those(item, str(key), names) for key, item in value.items()}
+        return _without_surrogates(encoder({NOT_FINITE: names, **cleaned}))  # a result of that name stays
+
+
+def _without_surrogates(text: str) -> str:
+    if len(text) == len(text.encode("utf-8", "surrogatepass")):  # ASCII alone
+        return text
+    return _SURROGATE.sub(lambda match: f"\\\\u{ord(match[0]):04x}", text)
+
+
+def _without_those(value: Any, name: str, names: Dict[str, str]) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        names[name] = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        return None
+    if isinstance(value, Mapping):
+        return {key: _without_those(item, f"{name}.{key}", names) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_those(item, f"{name}.{index}", names) for index, item in enumerate(value)]
+    return value
+
+
+def decode_object(text: bytes) -> Optional[Dict[str, Any]]:
+    """The object that a line or file holds, with its numbers that JSON does not have; None: it holds another value.
+
+    Raises:
+        ValueError: it is no JSON. RecursionError: it is nested too deeply.
+    """
+    raw = json.loads(text.decode("utf-8"))  # which also reads a bare NaN, as other programs write it
+    return restore(raw) if isinstance(raw, dict) else None
+
+
+def restore(value: Dict[str, Any]) -> Dict[str, Any]:
+    """Restore the numbers that `encode_object` replaced; changes and returns ``value``."""
+    names = value.get(NOT_FINITE)
+    if names and isinstance(names, dict) and all(text in ("NaN", "Infinity", "-Infinity") for text in names.values()):
+        del value[NOT_FINITE]
+        for name, text in names.items():
+            _put(value, str(name), float(text))
+    return value
+
+
+def _put(value: Any, name: str, number: float) -> None:
+    """Set the null of that name; a key may hold dots itself."""
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        if str(key) == name and item is None:
+            value[key] = number
+            return
+        if name.startswith(f"{key}."):
+            _put(item, name[len(str(key)) + 1 :], number)
+
 
 T = TypeVar("T")
 # A generic type's origin is the class of `typing` in Python 3.6, and the built-in class since.
@@ -169,3 +238,17 @@ def _list_plain(kind: Any) -> List[type]:
 
 def _is_union(kind: Any) -> bool:
     return getattr(kind, "__origin__", None) is Union or type(kind).__name__ == "UnionType"
+
+
+def read_text(path: str) -> str:
+    """The text of ``path``, empty if it does not exist. Raises OSError if it cannot be read."""
+    try:
+        return read_regular(path).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
+
+
+def remove(path: str) -> None:
+    """Remove ``path`` if it exists. Raises OSError."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)

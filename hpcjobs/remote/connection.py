@@ -2,7 +2,7 @@
 
 The user's own ~/.ssh/config applies: ProxyJump, keys, known hosts, a ControlPath where it names one. The connection is
 opened in the terminal, where ssh asks for passwords and second factors, and stays open for some minutes for the next
-command.
+command. The command on the login host says which files to fetch, and ends with the connection.
 """
 
 from __future__ import annotations
@@ -10,16 +10,20 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
+import select
 import shlex
+import signal
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
+from threading import Thread
 
 from hpcjobs.errors import HpcJobsError
-from hpcjobs.files import cache_dir, runtime_dir, state_dir, write_beside
+from hpcjobs.files import append_lines, cache_dir, runtime_dir, state_dir, write_beside
 from hpcjobs.processes import programs
 from hpcjobs.processes.programs import Result, run_in_terminal
 from hpcjobs.site.models import Login
@@ -214,3 +218,36 @@ def _folder_in_tmp() -> Path:
 def _is_private(folder: Path) -> bool:
     status = folder.lstat()
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+
+
+OUTPUTS = "HPCJOBS_OUTPUTS"
+"""Variable with the path of a list: the command adds each file that it was asked to write."""
+_AGAIN_S = 1.0
+
+
+def record_output(path: Path) -> None:
+    """Have the laptop fetch ``path``, a file or folder that the user asked for."""
+    record = os.environ.get(OUTPUTS)
+    if record is not None:
+        append_lines(record, [str(path.absolute())])
+
+
+def end_with_connection() -> None:
+    """Have this process end, as by a closed terminal, when its output has no reader any more.
+
+    Without a terminal, sshd does not end the program when the connection ends. If one ssh of a shared connection ends,
+    sshd only closes standard output. SIGHUP is sent every second, because a submission ignores it until it is recorded.
+    """
+    Thread(target=_watch, daemon=True).start()
+
+
+def _watch() -> None:
+    poll = select.poll()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            poll.register(stream.fileno(), 0)
+    while not any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll()):
+        pass
+    while True:
+        os.kill(os.getpid(), signal.SIGHUP)
+        time.sleep(_AGAIN_S)

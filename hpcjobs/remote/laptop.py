@@ -23,8 +23,7 @@ from hpcjobs import __version__
 from hpcjobs.errors import CommandMissingError, HpcJobsError, RequestError
 from hpcjobs.files import AppendStore, state_dir, write_beside
 from hpcjobs.packing import build_wheel, digest_package
-from hpcjobs.remote.connection import LoginConnection, NoConnectionError, last_lines
-from hpcjobs.remote.outputs import OUTPUTS
+from hpcjobs.remote.connection import OUTPUTS, LoginConnection, NoConnectionError, last_lines
 from hpcjobs.run.folder import LARGEST, ask_git, code_files
 from hpcjobs.run.submission import VARIABLE
 from hpcjobs.site.models import Login

@@ -21,15 +21,14 @@ from msgspec.structs import replace
 
 from hpcjobs import __version__
 from hpcjobs.errors import HpcJobsWarning, RequestError, reason_of
-from hpcjobs.files import file_name, open_regular
+from hpcjobs.files import file_name, open_regular, user_name
 from hpcjobs.guards import refuse_change
 from hpcjobs.run import index
-from hpcjobs.run.identity import is_reachable, user_name
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import may_be_requeued, read_accounting, read_request, read_submitted
 from hpcjobs.run.listing import FORGOTTEN_S
 from hpcjobs.run.select import entries_of
-from hpcjobs.run.status import Connect, statuses
+from hpcjobs.run.status import Connect, is_reachable, statuses
 from hpcjobs.scheduler.base import JobRecord, State, connect
 
 SUMS, ABOUT = "SHA256SUMS", "ARCHIVE.json"

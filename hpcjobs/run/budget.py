@@ -10,7 +10,6 @@ from typing import Literal, NamedTuple
 
 from hpcjobs import guards
 from hpcjobs.guards import Amounts, GiveBack
-from hpcjobs.job.array import array_indices
 from hpcjobs.job.fault_tolerance import named_nodes
 from hpcjobs.job.layers import VARIABLES
 from hpcjobs.job.limits import gpu_counts
@@ -18,6 +17,7 @@ from hpcjobs.job.models import Job
 from hpcjobs.site.library import load_site
 from hpcjobs.site.models import UNLIMITED
 from hpcjobs.site.resources import FIELDS, GPU_FIELDS, OPTIONS, Hours, find_option, gpus_and_model, option_of
+from hpcjobs.units import array_indices
 
 Command = Literal["sbatch", "salloc", "submitit"]
 """What gets the job: submitit starts an sbatch that reads the environment itself."""

@@ -22,11 +22,10 @@ from hpcjobs.job.models import Job
 from hpcjobs.record.control import ControlDir
 from hpcjobs.run.budget import most_of
 from hpcjobs.run.folder import BATCH_SCRIPT, task_dir
-from hpcjobs.run.identity import own_cluster, require_reachable
 from hpcjobs.run.index import Entry
 from hpcjobs.run.rerun import read_manifest
 from hpcjobs.run.select import require_all_own
-from hpcjobs.run.status import Connect, Known, statuses
+from hpcjobs.run.status import Connect, Known, own_cluster, require_reachable, statuses
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, connect
 from hpcjobs.site.library import policies_of_job
 from hpcjobs.site.resources import FIELDS, Hours, Resources, gpus_in_gres, names_by_field, node_range

@@ -12,10 +12,10 @@ from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.job.layers import make_spec
 from hpcjobs.job.models import JobSpec, Plan
 from hpcjobs.processes.programs import run
+from hpcjobs.record import CONTROL, METRICS, STATE
 from hpcjobs.record.control import STEPS, ControlDir
 from hpcjobs.record.manifest import read_manifest
 from hpcjobs.record.metrics import decode_step, read_lines
-from hpcjobs.record.names import CONTROL, METRICS, STATE
 from hpcjobs.record.state import read_state_file
 from hpcjobs.run.submit import JobHandle
 from hpcjobs.scheduler.base import Scheduler, connect

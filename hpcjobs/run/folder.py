@@ -41,8 +41,8 @@ from hpcjobs.job.environment import FIGURES_PROGRAM, MONITOR_PROGRAM, SHELL_FOLD
 from hpcjobs.job.models import Plan
 from hpcjobs.packing import pack
 from hpcjobs.processes.programs import Result, run
+from hpcjobs.record import MANIFEST
 from hpcjobs.record.manifest import Manifest, RecordedCode, write_manifest
-from hpcjobs.record.names import MANIFEST
 from hpcjobs.units import human_bytes
 
 NODE_PROGRAM = "node.pyz"

@@ -1,8 +1,9 @@
-"""Reads the files of a submitted job, and keeps its accounting records in the run folder."""
+"""Reads the files of a submitted job, with its figures of merit, and keeps its accounting records in the run folder."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import time
@@ -10,21 +11,23 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from hpcjobs.errors import HpcJobsWarning
 from hpcjobs.files import AnyPath, open_regular, read_regular, write_beside
-from hpcjobs.job.array import array_indices, task_ids
-from hpcjobs.record.attempts import Attempt, read_history
+from hpcjobs.job.models import Job
+from hpcjobs.record import ACCOUNTING, ATTEMPTS, FIGURES_LOG, MANIFEST, STATE, SUBMITTED, SUMMARY
 from hpcjobs.record.control import Continuation, ControlDir
+from hpcjobs.record.figures import FigureResult, read_results
 from hpcjobs.record.manifest import RequestedJob, read_manifest
-from hpcjobs.record.names import ACCOUNTING, ATTEMPTS, MANIFEST, STATE, SUBMITTED
-from hpcjobs.record.state import StateFile, read_state_file
+from hpcjobs.record.state import Attempt, State, StateFile, read_history, read_state_file
+from hpcjobs.record.summary import Throughput
 from hpcjobs.run.index import Entry
 from hpcjobs.scheduler.base import JobRecord
+from hpcjobs.units import array_indices, task_ids
 
 T = TypeVar("T")
 _FEW_TASKS = 10
@@ -454,3 +457,99 @@ def last_lines(path: Path) -> list[bytes]:
             return file.read().splitlines()
     except OSError:  # not there yet
         return []
+
+
+_MOST_PROBLEMS: Final = 20
+_WITHOUT_RECORD: Final = (None, State.UNKNOWN)
+_WITH_FIGURE: Final = (State.COMPLETED, State.TIMEOUT)
+
+
+class Rate(NamedTuple):
+    """A figure where more is better; a time (``better: less``) is inverted."""
+
+    name: str
+    """Name of the figure; ``throughput`` if the program wrote it."""
+    value: float
+    """Above 0."""
+    unit: str
+
+    @property
+    def label(self) -> str:
+        """The unit; of a figure without one its name."""
+        return self.unit or self.name
+
+
+class _Written(msgspec.Struct):
+    throughput: Throughput | None = None
+
+
+def read_figures(run_dir: Path) -> dict[str, FigureResult]:
+    """The figures that were read from the log of a run that has ended; the first one is the figure of the run."""
+    return read_results(run_dir / SUMMARY)
+
+
+def read_problems(run_dir: Path) -> list[str]:
+    """The problems that the reader of an ended run's log reported; empty without problems or without a reader."""
+    try:
+        text = read_regular(run_dir / FIGURES_LOG).decode("utf-8", "replace")
+    except OSError:
+        return []
+    return [line.removeprefix("hpcjobs: ") for line in text.splitlines()[:_MOST_PROBLEMS]]
+
+
+def has_reader(run_dir: Path) -> bool:
+    """Whether figures of the run's log were asked for; False if the folder cannot be read."""
+    return os.path.exists(run_dir / FIGURES_LOG)
+
+
+def counts_as_measurement(state: str | None) -> bool:
+    """Whether the figure of a run in this state counts: of one that failed or was cancelled it does not.
+
+    A run that reached its time limit counts, as does one of which the scheduler has no record (None, UNKNOWN).
+    """
+    return state in _WITH_FIGURE or state in _WITHOUT_RECORD
+
+
+def requested_figure(job: Job) -> str | None:
+    """The name of the figure that ``--metric`` asks for first; None: none, or only figures of a file are read."""
+    return next(iter(job.figures), None) if any(layer.spec.metric for layer in job.layers) else None
+
+
+def read_rate(run_dir: Path, requested: str | None = None) -> Rate | None:
+    """The figure of an ended run: the first one of its log, otherwise the program's throughput.
+
+    ``run_dir``: the folder of the run, of the array task or of the cell. ``requested``: the only figure that counts.
+    None: no positive figure.
+    """
+    figures = read_figures(run_dir)
+    name = next(iter(figures), None) if requested is None else requested
+    if name is not None:
+        figure = figures.get(name)
+        if figure is None or figure.value <= 0:
+            return None
+        return Rate(name, figure.throughput, figure.throughput_unit)
+    written = _read_written(run_dir)
+    if written is None or not math.isfinite(written.value) or written.value <= 0:
+        return None
+    return Rate("throughput", written.value, written.unit)
+
+
+def explain_missing_rate(run_dir: Path, requested: str | None = None) -> str | None:
+    """Why `read_rate` gives nothing for an ended run; None: nothing is known."""
+    figures = read_figures(run_dir)
+    name = next(iter(figures), None) if requested is None else requested
+    if name is not None and (figure := figures.get(name)) is not None:
+        return f"figure {name} is {figure.value:g}, and only one above 0 can be compared"
+    problems = read_problems(run_dir)
+    if requested is not None:
+        own = [problem for problem in problems if problem.startswith(f"figure {requested}:")]
+        return "; ".join(own or problems) or f"figure {requested} was not read from its log"
+    if problems:
+        return "; ".join(problems)
+    written = _read_written(run_dir)
+    return None if written is None else f"the throughput is {written.value:g}, and only one above 0 can be compared"
+
+
+def _read_written(run_dir: Path) -> Throughput | None:
+    written = read_json(run_dir / SUMMARY, _Written)
+    return None if written is None else written.throughput

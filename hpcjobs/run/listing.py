@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcjobs.errors import CommandMissingError, SchedulerError
-from hpcjobs.job.array import array_text, task_ids
+from hpcjobs.files import user_name
 from hpcjobs.run import index
-from hpcjobs.run.identity import is_ours, is_reachable, own_cluster, user_name
 from hpcjobs.run.index import NO_FOLDER, Entry
 from hpcjobs.run.job_files import current_id, is_closed, own_ids
-from hpcjobs.run.status import Connect, ConnectQueue, Known, parent_id, statuses
+from hpcjobs.run.status import Connect, ConnectQueue, Known, is_ours, is_reachable, own_cluster, parent_id, statuses
 from hpcjobs.run.submission import read_index
 from hpcjobs.scheduler.base import JobQueue, JobRecord, QueueReadOnce, State, connect
 from hpcjobs.scheduler.slurm.job_queries import output_file
 from hpcjobs.scheduler_kind import find_kind
 from hpcjobs.site.library import site_to_look_at
 from hpcjobs.site.models import Site
+from hpcjobs.units import array_text, task_ids
 
 
 def site_asked(site: str | None) -> Site | None:

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from hpcjobs.errors import HpcJobsWarning, RequestError
 from hpcjobs.files import file_name
-from hpcjobs.job.array import array_text
 from hpcjobs.record import manifest
 from hpcjobs.run.folder import log_path
 from hpcjobs.run.index import Entry
@@ -26,6 +25,7 @@ from hpcjobs.run.status import Connect
 from hpcjobs.run.wait import OUTAGE_S, PER_FILE_S, Watch
 from hpcjobs.scheduler.base import Report, connect, discard
 from hpcjobs.slurm_commands import hosts_of
+from hpcjobs.units import array_text
 
 RANK_LABEL = re.compile(r" *0*(\d+):(?!\d\d\b) ?")
 """Not the hour of a line that begins with a time of day."""

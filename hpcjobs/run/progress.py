@@ -14,12 +14,11 @@ from typing import NamedTuple
 import msgspec
 
 from hpcjobs.files import open_regular, read_regular
-from hpcjobs.record.attempts import Attempt
+from hpcjobs.record import MANIFEST, METRICS, SUMMARY
 from hpcjobs.record.manifest import Manifest, RecordedCode, RequestedJob, read_manifest
 from hpcjobs.record.metrics import RunLine, decode_figure, decode_run, decode_step
 from hpcjobs.record.monitor import Head, Sample, decode_head, decode_sample, find_files, is_end
-from hpcjobs.record.names import MANIFEST, METRICS, SUMMARY
-from hpcjobs.record.state import FirstFailure
+from hpcjobs.record.state import Attempt, FirstFailure
 from hpcjobs.record.summary import flatten, read_summary
 from hpcjobs.run.folder import output_dir, task_dir
 from hpcjobs.run.index import Entry

@@ -20,9 +20,9 @@ from hpcjobs.job.models import Job, JobSpec, Layer, Plan
 from hpcjobs.job.plan import plan_of, run_dir_of
 from hpcjobs.job.resolve import resolve
 from hpcjobs.job.script import render
+from hpcjobs.record import MANIFEST, SUMMARY
 from hpcjobs.record import manifest as manifest_file
 from hpcjobs.record.manifest import Manifest
-from hpcjobs.record.names import MANIFEST, SUMMARY
 from hpcjobs.record.summary import flatten, read_summary
 from hpcjobs.run.folder import code_state, output_dir
 from hpcjobs.run.index import Entry

@@ -10,20 +10,18 @@ from pathlib import Path
 import msgspec
 
 from hpcjobs.errors import CommandMissingError, RequestError, SchedulerError, UnknownJobError, nearest
-from hpcjobs.files import name_of
-from hpcjobs.job.array import array_indices, check_array
-from hpcjobs.record.names import SUBMITTED
+from hpcjobs.files import name_of, user_name
+from hpcjobs.record import JOB_SCRIPT, SUBMITTED
 from hpcjobs.run import index
-from hpcjobs.run.identity import SCRIPT, is_reachable, require_reachable, user_name
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import current_id, own_ids, read_submitted
-from hpcjobs.run.status import Known, statuses
+from hpcjobs.run.status import Known, is_reachable, require_reachable, statuses
 from hpcjobs.run.submission import read_index
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler_kind import KINDS
-from hpcjobs.site import rehearsal
 from hpcjobs.site.library import load_site
-from hpcjobs.units import walltime_s
+from hpcjobs.site.machine import current_sandbox
+from hpcjobs.units import array_indices, check_array, walltime_s
 
 _PREFIX = "|".join(kind.id_prefix for kind in KINDS.values())
 _ID = re.compile(rf"({_PREFIX})(\d+)(?:_(\d+))?\Z")
@@ -236,7 +234,7 @@ def require_own(entry: Entry, records: Iterable[JobRecord] = ()) -> None:
     Raises:
         RequestError: this user's list lacks the job, or its folder belongs to another user.
     """
-    script = os.path.join(entry.run_dir, SCRIPT)
+    script = os.path.join(entry.run_dir, JOB_SCRIPT)
     mine = (None, user_name())  # squeue is asked for this user's jobs alone
     if is_own(entry) or any(record.command == script and record.user in mine for record in records):
         return
@@ -276,7 +274,7 @@ def is_known_configuration(slurm_conf: str | None) -> bool:
     """
     if slurm_conf in (None, os.environ.get("SLURM_CONF")) or any(e.slurm_conf == slurm_conf for e in index.entries()):
         return True
-    if (sandbox := rehearsal.current()) is not None and sandbox.slurm_conf == slurm_conf:
+    if (sandbox := current_sandbox()) is not None and sandbox.slurm_conf == slurm_conf:
         return True
     try:
         return os.getuid() != 0 and os.stat(str(slurm_conf)).st_uid == 0

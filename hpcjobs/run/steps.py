@@ -20,24 +20,22 @@ from hpcjobs import slurm_commands
 from hpcjobs.errors import HpcJobsError, RequestError, SchedulerDownError, SchedulerError, UnknownJobError
 from hpcjobs.files import file_name, make_own_folder, write_beside
 from hpcjobs.guards import refuse_change
-from hpcjobs.job.directives import sbatch_options
 from hpcjobs.job.environment import MONITOR_PROGRAM, choose_node_python, locate_run_root
 from hpcjobs.job.launch import Raw, command_line, launch
 from hpcjobs.job.layers import VARIABLES
 from hpcjobs.job.models import Job, Plan
-from hpcjobs.job.script import setup_text
+from hpcjobs.job.script import sbatch_options, setup_text
 from hpcjobs.packing import pack
 from hpcjobs.processes.programs import Runner, run, start
 from hpcjobs.run import folder
 from hpcjobs.run.budget import count_against_budget
 from hpcjobs.run.folder import make_root
-from hpcjobs.run.identity import require_reachable
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import current_id, own_ids, read_state
 from hpcjobs.run.progress import NodeSample, idle_s, newest_samples, open_samplers
 from hpcjobs.run.rerun import read_manifest
 from hpcjobs.run.select import require_own
-from hpcjobs.run.status import Connect, statuses
+from hpcjobs.run.status import Connect, require_reachable, statuses
 from hpcjobs.run.wait import Watch
 from hpcjobs.scheduler.base import JobRecord, Report, State, connect
 from hpcjobs.scheduler.slurm.parse import parse_scontrol

@@ -25,15 +25,15 @@ from threading import current_thread, main_thread
 import msgspec
 
 from hpcjobs.errors import HpcJobsWarning, RequestError, SchedulerDownError, SchedulerError, reason_of
-from hpcjobs.files import read_regular, state_dir, write_beside
+from hpcjobs.files import read_regular, state_dir, user_name, write_beside
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.processes.tree import start_ticks
+from hpcjobs.record import JOB_SCRIPT
 from hpcjobs.record.manifest import read_manifest
-from hpcjobs.record.names import JOB_SCRIPT
 from hpcjobs.run import index
-from hpcjobs.run.identity import is_cluster_reachable, own_cluster, user_name
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import read_submitted, write_submitted
+from hpcjobs.run.status import is_cluster_reachable, own_cluster
 from hpcjobs.scheduler.base import JobQueue, Submitted, connect
 
 

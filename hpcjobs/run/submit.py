@@ -14,11 +14,11 @@ from typing import Any
 
 from hpcjobs.errors import HpcJobsError, HpcJobsWarning, RequestError, SchedulerDownError
 from hpcjobs.job.models import Job, Plan
-from hpcjobs.record.attempts import Attempt
+from hpcjobs.record import METRICS, SUMMARY
 from hpcjobs.record.metrics import read_lines
-from hpcjobs.record.names import METRICS, SUMMARY
-from hpcjobs.record.numbers import decode_object
+from hpcjobs.record.state import Attempt
 from hpcjobs.record.summary import read_summary
+from hpcjobs.record.values import decode_object
 from hpcjobs.run import folder, submission
 from hpcjobs.run.budget import count_against_budget
 from hpcjobs.run.folder import code_state

@@ -6,13 +6,12 @@ import time
 from collections.abc import Callable, Iterable
 
 from hpcjobs.errors import SchedulerError
-from hpcjobs.job.array import task_ids
-from hpcjobs.run.identity import require_reachable
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import all_ended, find_started, own_ids, own_record, read_accounting
 from hpcjobs.run.select import is_never_met
-from hpcjobs.run.status import Connect, Known, kept_or_written, statuses
+from hpcjobs.run.status import Connect, Known, kept_or_written, require_reachable, statuses
 from hpcjobs.scheduler.base import JobRecord, Outage, Report, State, connect, discard
+from hpcjobs.units import task_ids
 
 POLL_S = 0.5
 """Between looks at the state files, when there are few."""

@@ -18,8 +18,8 @@ import traceback
 from pathlib import Path
 
 from hpcjobs.files import write_beside
-from hpcjobs.record.names import SUMMARY
-from hpcjobs.record.numbers import encode
+from hpcjobs.record import SUMMARY
+from hpcjobs.record.values import encode_object
 
 
 def main() -> int:
@@ -48,7 +48,7 @@ def _keep(run_dir: Path, result: object) -> None:
     write_beside(run_dir / "result.pkl", pickle.dumps(result), mode=None)
     summary = result if isinstance(result, dict) else {"result": result}
     try:
-        text = encode(summary)
+        text = encode_object(summary)
     except (TypeError, ValueError, RecursionError):
         return  # no JSON: the pickle has it
     if not (run_dir / SUMMARY).exists() or isinstance(result, dict):

@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hpcjobs.record.names import SUMMARY
+from hpcjobs.record import SUMMARY
 from hpcjobs.runtime import signals
 from hpcjobs.runtime.checkpoints import FOLDER, CheckpointMeta
 from hpcjobs.runtime.dist import (

@@ -27,11 +27,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hpcjobs.record import METRICS
 from hpcjobs.record.metrics import SCHEMA as METRICS_SCHEMA
 from hpcjobs.record.metrics import MetricsLog
-from hpcjobs.record.names import METRICS
-from hpcjobs.record.numbers import decode_object, encode, restore
 from hpcjobs.record.summary import Quantiles, RunSummary, Throughput, format_utc
+from hpcjobs.record.values import decode_object, encode_object, restore
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import ExitCode, UsageError, print_error
 from hpcjobs.trackers import TRACKERS, TrackedRun, Tracker, read_point
@@ -205,7 +205,7 @@ class StepLog:
         if metrics:
             line["metrics"] = metrics
             self.metrics |= {key: value for key, value in metrics.items() if key not in COUNTS}
-        return encode(line) + "\n"
+        return encode_object(line) + "\n"
 
     @property
     def throughput(self) -> float | None:
@@ -221,7 +221,7 @@ class StepLog:
         """Write a line of another kind, after the logged ones."""
         self.flush()
         line = {"kind": kind, "time_s": round(self.elapsed_s, 6), **values}
-        self._append(encode(line) + "\n")
+        self._append(encode_object(line) + "\n")
 
     def _append(self, text: str) -> None:
         if self._path is None:

@@ -19,7 +19,7 @@ from hpcjobs.files import write_beside
 from hpcjobs.processes.programs import run
 from hpcjobs.processes.start import start_daemon
 from hpcjobs.processes.tree import start_ticks
-from hpcjobs.site.rehearsal import RECORD, sandbox_root
+from hpcjobs.site.machine import RECORD, sandbox_root
 
 _MARKER = ".hpcjobs-sandbox"
 _LONGEST = 48
@@ -34,7 +34,7 @@ class Folder(NamedTuple):
 
     @property
     def record(self) -> Path:
-        """File for ``hpcjobs.site.rehearsal``; it exists once ``up`` has completed."""
+        """File for ``hpcjobs.site.machine``; it exists once ``up`` has completed."""
         return self.root / RECORD
 
     @property

@@ -46,7 +46,7 @@ from hpcjobs.sandbox.layout import (
 from hpcjobs.sandbox.network import has_block, remove_block
 from hpcjobs.sandbox.services import fill_accounting, node_states
 from hpcjobs.site.library import load_site
-from hpcjobs.site.rehearsal import Rehearsal
+from hpcjobs.site.machine import Rehearsal
 
 _TERM_S, _KILL_S = 3.0, 10.0
 _POLL_S = 0.02

@@ -20,9 +20,9 @@ from hpcjobs.errors import RequestError, SchedulerError
 from hpcjobs.job.models import Job, JobSpec, Layer
 from hpcjobs.job.plan import plan_of, resolve_request, run_dir_of
 from hpcjobs.run import folder
-from hpcjobs.run.figures import counts_as_measurement, explain_missing_rate, requested_figure
 from hpcjobs.run.folder import code_state
 from hpcjobs.run.index import Entry
+from hpcjobs.run.job_files import counts_as_measurement, explain_missing_rate, requested_figure
 from hpcjobs.run.submit import hand_over
 from hpcjobs.run.wait import wait
 from hpcjobs.runtime.checkpoints import FOLDER as CHECKPOINTS

@@ -15,12 +15,20 @@ from typing import Any, Final, NamedTuple
 
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Job
+from hpcjobs.record import METRICS
 from hpcjobs.record.metrics import decode_step
-from hpcjobs.record.names import METRICS
-from hpcjobs.run.figures import Rate, counts_as_measurement, read_rate, requested_figure
 from hpcjobs.run.folder import output_dir
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import last_lines, own_ids, own_record, read_ends
+from hpcjobs.run.job_files import (
+    Rate,
+    counts_as_measurement,
+    last_lines,
+    own_ids,
+    own_record,
+    read_ends,
+    read_rate,
+    requested_figure,
+)
 from hpcjobs.run.progress import read_progress
 from hpcjobs.run.rerun import read_manifest
 from hpcjobs.run.select import entries_of

@@ -12,7 +12,7 @@ from hpcjobs.jobstats.columns import JobFilter
 from hpcjobs.jobstats.sources import gather
 from hpcjobs.jobstats.usage import Advice, JobUsage, advise
 from hpcjobs.processes.programs import Runner, run
-from hpcjobs.record.names import MANIFEST
+from hpcjobs.record import MANIFEST
 from hpcjobs.run.select import is_known_configuration, select
 from hpcjobs.run.submission import plan_in
 from hpcjobs.scaling import study

@@ -9,17 +9,23 @@ from typing import Any, Final
 import msgspec
 import polars as pl
 
-from hpcjobs.job.array import task_ids
 from hpcjobs.jobstats.columns import JobFilter
 from hpcjobs.jobstats.sources import gather
+from hpcjobs.record import SUMMARY
 from hpcjobs.record.figures import LINE_CHARACTERS, find_rate
-from hpcjobs.record.names import SUMMARY
 from hpcjobs.record.summary import Quantiles
-from hpcjobs.run.figures import counts_as_measurement, explain_missing_rate, has_reader, read_rate
-from hpcjobs.run.job_files import last_lines, read_json
+from hpcjobs.run.job_files import (
+    counts_as_measurement,
+    explain_missing_rate,
+    has_reader,
+    last_lines,
+    read_json,
+    read_rate,
+)
 from hpcjobs.scaling.study import Mode, Study, StudyRun
 from hpcjobs.scaling.study_sweep import list_runs, read_code, read_image
 from hpcjobs.site.figures import parse_metric
+from hpcjobs.units import task_ids
 
 MIXABLE: Final = {
     "code": "code versions",

@@ -17,7 +17,7 @@ import msgspec
 
 from hpcjobs.files import write_beside
 from hpcjobs.job.models import JobSpec, Layer, Plan
-from hpcjobs.record.names import METRICS, SIZE
+from hpcjobs.record import METRICS, SIZE
 from hpcjobs.runtime.checkpoints import FOLDER as CHECKPOINTS
 from hpcjobs.site.models import Frozen, Resources
 from hpcjobs.units import format_count, format_number, human_duration

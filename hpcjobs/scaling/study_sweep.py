@@ -18,8 +18,8 @@ from hpcjobs.errors import ConfigError, RequestError
 from hpcjobs.files import file_name, read_regular
 from hpcjobs.job.models import Job
 from hpcjobs.job.plan import resolve_request
+from hpcjobs.record import MANIFEST
 from hpcjobs.record.manifest import Manifest, read_manifest
-from hpcjobs.record.names import MANIFEST
 from hpcjobs.run.folder import code_state
 from hpcjobs.scaling import study as study_file
 from hpcjobs.scaling.study import Size, Study, StudyRun

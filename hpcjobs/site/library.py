@@ -1,33 +1,104 @@
-"""Sites by name, the site of a command that names none, and the user's own settings."""
+"""Sites by name, the site of a command that names none (by the project file, too), and the user's own settings."""
 
 from __future__ import annotations
 
 import os
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from hpcjobs.errors import ConfigError, HpcJobsWarning
 from hpcjobs.files import config_dir
-from hpcjobs.site import rehearsal
 from hpcjobs.site.checks import Frozen
-from hpcjobs.site.machine import EVERY_CLUSTER, cluster_name, named_clusters, slurm_is_here
+from hpcjobs.site.machine import (
+    EVERY_CLUSTER,
+    apply_overlay,
+    cluster_name,
+    current_sandbox,
+    named_clusters,
+    slurm_is_here,
+)
 from hpcjobs.site.models import OF_THE_LOADER, AppliedPolicy, Policy, Site
-from hpcjobs.site.project_file import find_project, read_site_name
 from hpcjobs.site.resources import option_of
 from hpcjobs.site.search import SHIPPED, Layer, SiteEntry, find_file, layer_of, list_centre_files, list_sites
-from hpcjobs.site.trust import list_untrusted, refusal
+from hpcjobs.site.trust import is_trusted, list_untrusted, refusal
 from hpcjobs.site.yaml_file import (
     YamlFile,
     convert_tree,
     merge_trees,
     read_chain,
+    read_file,
     read_yaml,
     where_of,
     words_of_switches,
 )
+
+PROJECT_FILE = "hpcjobs.yaml"
+
+
+def find_project(folder: Path | None = None) -> Path | None:
+    """The project file of ``folder`` [here]: in it, or in a parent up to the root of its repository; None: none."""
+    here = (folder or Path.cwd()).absolute()
+    parents = [here, *here.parents]
+    root = next((number for number, parent in enumerate(parents) if os.path.exists(parent / ".git")), 0)
+    for parent in parents[: root + 1]:
+        if os.path.isfile(path := parent / PROJECT_FILE):
+            return path
+        if os.path.isfile(other := parent / "hpcjobs.yml"):
+            warnings.warn(f"{other} is not read: a project file is named {PROJECT_FILE}", HpcJobsWarning, stacklevel=2)
+    return None
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a project file belongs to the user or the system, or is trusted."""
+    if path.stat().st_uid in (0, os.getuid()):
+        return True
+    with suppress(ConfigError):  # another user's invalid file stops no command
+        return is_trusted(path, read_file(path).text)
+    return False
+
+
+def read_site_name(path: Path) -> str | None:
+    """The site that a project file names; None where it names none, or where it is another user's and not trusted.
+
+    Raises:
+        ConfigError: the file is no YAML, or ``site`` is not a name.
+    """
+    tree = read_file(path).tree if is_ours(path) else {}
+    name = tree.get("site") if isinstance(tree, dict) else None
+    if name is None:
+        return None
+    try:
+        return check_site_name(name)
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def project_jobs(folder: Path) -> list[str]:
+    """Names of the jobs of the folder's project file; none where it has none, or cannot be used."""
+    try:
+        path = find_project(folder)
+        tree = read_file(path).tree if path is not None and is_ours(path) else {}
+    except (ConfigError, OSError):
+        return []
+    jobs = tree.get("jobs") if isinstance(tree, dict) else None
+    return [name for name in jobs if isinstance(name, str)] if isinstance(jobs, dict) else []
+
+
+def check_site_name(name: object) -> str:
+    """``name``, if it names a site and not a file.
+
+    Raises:
+        ValueError: it is a path, or no text.
+    """
+    if not isinstance(name, str):
+        raise ValueError(f"site {name!r} is no text")
+    if "/" in name or name.endswith((".yaml", ".yml")):
+        raise ValueError(f"site {name!r} is a path; a project file names a site")
+    return name
 
 
 class _Section(Frozen, frozen=True):
@@ -188,7 +259,7 @@ def find_default_site() -> str | None:
     if not slurm_is_here():
         return "local"
     known = list_sites()
-    sandbox = rehearsal.current() if os.environ.get("SLURM_CONF") else None
+    sandbox = current_sandbox() if os.environ.get("SLURM_CONF") else None
     if sandbox is not None and sandbox.site in {entry.name for entry in known}:
         return sandbox.site
     entries = [entry for entry in known if not entry.shadowed and entry.layer not in SHIPPED]
@@ -245,7 +316,7 @@ def load_site(name: str, *, allow_untrusted: bool = False) -> Site:
     if site.untrusted:
         warnings.warn(f"{refusal(path, site.untrusted).message}\nnothing of it is run", HpcJobsWarning, stacklevel=1)
     site = msgspec.structs.replace(site, policies=find_policies(site, files))
-    return rehearsal.apply_overlay(site)
+    return apply_overlay(site)
 
 
 def known_sites() -> Iterator[Site]:
@@ -253,7 +324,7 @@ def known_sites() -> Iterator[Site]:
 
     The other shipped files describe clusters; the user may have no account there.
     """
-    sandbox = rehearsal.current()
+    sandbox = current_sandbox()
     here = {"local"} if sandbox is None else {"local", sandbox.site}
     for entry in list_sites():
         if entry.shadowed or (entry.layer in SHIPPED and entry.name not in here):

@@ -13,18 +13,17 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hpcjobs.files import read_regular, write_beside
-from hpcjobs.job.array import task_ids
-from hpcjobs.record.names import STATE
+from hpcjobs.record import STATE
 from hpcjobs.record.state import StateFile, read_state_file
 from hpcjobs.record.values import convert, to_json
-from hpcjobs.run.identity import is_queued
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import read_usable
-from hpcjobs.run.status import statuses
+from hpcjobs.run.status import is_queued, statuses
 from hpcjobs.run.submission import adopt_job, plan_in, remember
 from hpcjobs.scheduler.base import JobQueue, JobRecord, QueueReadOnce, State, Submitted
 from hpcjobs.sweeps.cells import Cell
 from hpcjobs.sweeps.folder import NOBODY, Chunk, SweepFolder
+from hpcjobs.units import task_ids
 
 _FILE = "completed.json"
 

@@ -20,10 +20,10 @@ import msgspec
 
 from hpcjobs import __version__
 from hpcjobs.errors import RequestError, reason_of
-from hpcjobs.job.array import MAX_TASKS
 from hpcjobs.job.models import Job
 from hpcjobs.job.program import split_module
 from hpcjobs.site.models import Frozen
+from hpcjobs.units import MAX_TASKS
 
 Point = Mapping[str, Any]
 """The parameters of one cell, by name."""

@@ -41,8 +41,8 @@ from hpcjobs.errors import (
 )
 from hpcjobs.files import AppendStore, StoredLine, lock_file, make_own_folder, read_regular, write_beside
 from hpcjobs.job.models import Job
-from hpcjobs.record.names import SUBMITTED
-from hpcjobs.record.text import read_text
+from hpcjobs.record import SUBMITTED
+from hpcjobs.record.values import read_text
 from hpcjobs.run.folder import make_root
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import read_usable

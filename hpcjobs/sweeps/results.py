@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
 
 from hpcjobs.errors import RequestError, nearest, require_packages
+from hpcjobs.record import SUMMARY
 from hpcjobs.record.figures import LOG_SOURCE, MORE, FigureResult, results_of
-from hpcjobs.record.names import SUMMARY
 from hpcjobs.record.summary import flatten, read_summary
-from hpcjobs.record.text import read_text
+from hpcjobs.record.values import read_text
 from hpcjobs.run.folder import log_path
 from hpcjobs.run.job_files import read_usable
 from hpcjobs.sweeps.cell_status import CellStatus

@@ -17,15 +17,14 @@ from msgspec.structs import replace
 
 from hpcjobs.errors import RequestError, SchedulerDownError, SchedulerError
 from hpcjobs.files import write_beside
-from hpcjobs.job.array import count_tasks
 from hpcjobs.job.limits import mandatory_options
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.job.plan import plan_of
 from hpcjobs.processes.programs import Runner, own_command, run
 from hpcjobs.run import folder as run_folder
 from hpcjobs.run.folder import code_state
-from hpcjobs.run.identity import is_queued
 from hpcjobs.run.index import Entry
+from hpcjobs.run.status import is_queued
 from hpcjobs.run.submission import plan_in
 from hpcjobs.run.submit import hand_over
 from hpcjobs.scheduler.base import JobQueue, QueueReadOnce, Scheduler, State, connect
@@ -34,6 +33,7 @@ from hpcjobs.slurm_commands import check_submission, cluster_env, show_config
 from hpcjobs.sweeps.cell_status import CellStatus, adopt_chunk, cell_statuses, tail_is_queued
 from hpcjobs.sweeps.cells import Cell, Program, make_program, shell_line
 from hpcjobs.sweeps.folder import NOBODY, Chunk, Definition, SweepFolder
+from hpcjobs.units import count_tasks
 
 _LOCAL_TASKS = 10_000
 _SLOTS_WORTH_SPLITTING = 8

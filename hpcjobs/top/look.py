@@ -16,7 +16,7 @@ import msgspec
 
 from hpcjobs.errors import HpcJobsError, HpcJobsWarning, RequestError, SchedulerError, UnknownJobError
 from hpcjobs.processes.programs import own_command, run
-from hpcjobs.record.names import SUBMITTED
+from hpcjobs.record import SUBMITTED
 from hpcjobs.run import logs
 from hpcjobs.run.control import cancel
 from hpcjobs.run.folder import output_dir

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from hpcjobs.job.array import count_tasks
 from hpcjobs.run.index import Entry
 from hpcjobs.run.progress import NodeSample, Progress
 from hpcjobs.scheduler.base import JobRecord, State
+from hpcjobs.units import count_tasks
 
 
 class Group(NamedTuple):

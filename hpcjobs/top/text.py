@@ -9,12 +9,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from hpcjobs.diagnosis.reasons import explain_reason
-from hpcjobs.job.array import count_tasks
 from hpcjobs.printable import printable_line
 from hpcjobs.run.progress import NodeSample
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.top.rows import JobRow, Snapshot, count_states
-from hpcjobs.units import clock, human_bytes, human_duration
+from hpcjobs.units import clock, count_tasks, human_bytes, human_duration
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 _GAP = 1

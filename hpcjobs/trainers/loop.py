@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpcjobs.record.names import SUMMARY
+from hpcjobs.record import SUMMARY
 from hpcjobs.record.summary import Evaluation, Quantiles, RunSummary
 from hpcjobs.runtime import checkpoints, signals
 from hpcjobs.runtime.checkpoint_writer import CheckpointKeeper

@@ -25,9 +25,9 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from hpcjobs.node.monitor import IDLE_PERCENT, GpuReader, JobGroup, JobProcesses, NodeSampler, load_library
+from hpcjobs.record import monitor_name
 from hpcjobs.record.metrics import MetricsLog
 from hpcjobs.record.monitor import END_LINE, Head, Load, encode_head, encode_sample
-from hpcjobs.record.names import monitor_name
 from hpcjobs.record.summary import ByRank, Evaluation, Monitored, Quantiles, RunSummary, Throughput, format_utc
 from hpcjobs.runtime.checkpoints import CheckpointMeta
 from hpcjobs.runtime.exits import LossNotFinite, print_error

@@ -18,7 +18,7 @@ from hpcjobs.fabric.check import QUICK_S
 from hpcjobs.sandbox import Sandbox, status
 from hpcjobs.sandbox.folder import folder_at
 from hpcjobs.sandbox.network import enter
-from hpcjobs.site.rehearsal import current
+from hpcjobs.site.machine import current_sandbox
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_a_node_whose_interface_is_down_is_named_and_not_waited_for(sandbox: San
 
 def give_back(host: str) -> None:
     """Until Slurm has the node again for the tests that follow: one it has given up comes back when it is told to."""
-    record = current()
+    record = current_sandbox()
     assert record is not None
     resume = ["scontrol", "update", f"nodename={host}", "state=resume"]
     while (state := status().nodes[host]) not in ("idle", "mixed", "allocated"):

@@ -23,7 +23,7 @@ import hpcjobs as api
 from hpcjobs import sandbox as sandboxes
 from hpcjobs.sandbox import Sandbox
 from hpcjobs.sandbox.folder import Daemon, alive, folder_at, recorded_daemons, spawn
-from hpcjobs.site.rehearsal import current
+from hpcjobs.site.machine import current_sandbox
 
 SITE = ("--site", "tu-hpc", "--time", "5m")
 COUNT = """#!/bin/bash
@@ -34,7 +34,7 @@ echo "$HPCJOBS_PARAM_I" >>"$PWD/${RAN:-ran}"
 
 @pytest.fixture
 def folder(sandbox: Sandbox, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    record = current()
+    record = current_sandbox()
     assert record is not None
     monkeypatch.setenv("SLURM_CONF", record.slurm_conf)
     (workdir / "count.sh").write_text(COUNT)

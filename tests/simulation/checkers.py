@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from slurm import ENDED, Job
 
-from hpcjobs.job.array import task_ids
 from hpcjobs.run import index
 from hpcjobs.run.job_files import read_attempts
+from hpcjobs.units import task_ids
 
 if TYPE_CHECKING:
     from life import Life, Submission, Wait

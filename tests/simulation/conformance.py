@@ -47,11 +47,11 @@ from world import World
 
 from hpcjobs import sandbox as sandboxes
 from hpcjobs import slurm_commands
-from hpcjobs.job.array import array_indices
 from hpcjobs.processes.start import Result
 from hpcjobs.sandbox import Sandbox, Shape
 from hpcjobs.scheduler.slurm.parse import ACCOUNTED, QUEUED
 from hpcjobs.slurm_commands import hosts_of
+from hpcjobs.units import array_indices
 
 LANES, NODES = 6, 2
 PATIENCE_S = float(os.environ.get("PATIENCE_S", "12"))

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from world import Process, World
 
-from hpcjobs.job.array import array_indices
 from hpcjobs.processes.start import Result
+from hpcjobs.units import array_indices
 
 Body = Callable[["Attempt"], int]
 """Runs one attempt of a job as a process of the world: its exit code."""

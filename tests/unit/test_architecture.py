@@ -80,6 +80,7 @@ ALLOWED = {
         "fabric",
         "job",
         "node",
+        "runtime",
         "scheduler",
         "run",
         "jobstats",

@@ -20,7 +20,6 @@ import hpcjobs
 from hpcjobs.errors import RequestError, SchedulerError, UnknownJobError
 from hpcjobs.files import state_dir
 from hpcjobs.guards import refuse_change
-from hpcjobs.job.array import array_text, task_ids
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.processes.programs import Runner, clean_env
 from hpcjobs.processes.start import start
@@ -38,7 +37,7 @@ from hpcjobs.scheduler.local.queue import (
     Wait,
 )
 from hpcjobs.site.resources import LocalEffect, fields_where
-from hpcjobs.units import human_bytes, memory_bytes
+from hpcjobs.units import array_text, human_bytes, memory_bytes, task_ids
 
 GRACE_S = 30.0
 _MAX_TASKS = 10_000

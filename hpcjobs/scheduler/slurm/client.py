@@ -11,10 +11,9 @@ from hpcjobs import slurm_commands
 from hpcjobs.errors import CommandMissingError, HpcJobsWarning, SchedulerDownError, SchedulerError
 from hpcjobs.files import user_name
 from hpcjobs.guards import refuse_change
-from hpcjobs.job.array import task_ids
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.processes.programs import Result, Runner, run, run_following
-from hpcjobs.record.names import STATE
+from hpcjobs.record import STATE
 from hpcjobs.record.state import read_state_file
 from hpcjobs.scheduler.base import Estimate, JobRecord, Submitted
 from hpcjobs.scheduler.slurm.job_queries import estimate_start
@@ -28,6 +27,7 @@ from hpcjobs.scheduler.slurm.parse import (
     parse_squeue,
     parse_submitted,
 )
+from hpcjobs.units import task_ids
 
 _ACCOUNT = "sacctmgr show associations user=$USER lists what you may use"
 _NODE = "no node has all of this: fewer CPUs, GPUs or less memory per node; `sinfo -N -l` lists what nodes have"

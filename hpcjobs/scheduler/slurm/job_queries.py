@@ -12,8 +12,8 @@ from typing import Final
 
 from hpcjobs.errors import RequestError, SchedulerError
 from hpcjobs.job.batch import is_batch_script, read_batch_script
-from hpcjobs.job.directives import sbatch_options
 from hpcjobs.job.models import Job
+from hpcjobs.job.script import sbatch_options
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.scheduler.base import Estimate, Scheduler
 from hpcjobs.scheduler.slurm.parse import Table, TableRow, read_shown

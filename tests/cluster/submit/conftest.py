@@ -11,7 +11,7 @@ from login_node import SITE, Cluster
 from shared import shared_folder
 
 from hpcjobs.sandbox import Sandbox
-from hpcjobs.site.rehearsal import current
+from hpcjobs.site.machine import current_sandbox
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +27,7 @@ def overtime(sandbox: Sandbox) -> Iterator[tuple[Path, str]]:
 @pytest.fixture
 def cluster(sandbox: Sandbox, overtime: tuple[Path, str], workdir: Path) -> Iterator[Cluster]:
     """A login node, in a fresh folder that every host sees."""
-    record = current()
+    record = current_sandbox()
     assert record is not None
     node = Cluster(workdir, record)
     yield node

@@ -12,7 +12,7 @@ from typing import Any
 from commandline import Answer, hpcjobs
 from waiting import eventually
 
-from hpcjobs.site.rehearsal import Rehearsal
+from hpcjobs.site.machine import Rehearsal
 
 SITE = "tu-hpc"
 

@@ -14,7 +14,7 @@ import pytest
 from login_node import SITE, Cluster
 from waiting import eventually
 
-from hpcjobs.site.rehearsal import sandbox_root
+from hpcjobs.site.machine import sandbox_root
 
 JOBS, NODE_HOURS = 3, 0.5
 

@@ -16,10 +16,10 @@ from login_node import SITE, Cluster
 from waiting import eventually
 
 import hpcjobs
-from hpcjobs.job.array import task_ids
 from hpcjobs.processes.tree import parent
 from hpcjobs.run.wait import wait
 from hpcjobs.sandbox import Sandbox
+from hpcjobs.units import task_ids
 
 SLEEP = ("sleep", "600")
 

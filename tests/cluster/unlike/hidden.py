@@ -22,7 +22,7 @@ from waiting import eventually
 
 from hpcjobs import sandbox as sandboxes
 from hpcjobs.sandbox import Sandbox, Shape
-from hpcjobs.site.rehearsal import current
+from hpcjobs.site.machine import current_sandbox
 from hpcjobs.slurm_commands import hosts_of
 
 SETTINGS = {
@@ -99,7 +99,7 @@ class Visitor:
         """What one of Slurm's own commands prints for the user."""
         user = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
         env = {name: value for name, value in self.env.items() if name not in DEFAULTS}
-        record = current()
+        record = current_sandbox()
         assert record is not None
         done = subprocess.run(
             [*user, *arguments],

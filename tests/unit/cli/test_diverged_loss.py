@@ -11,8 +11,8 @@ import pytest
 from commandline import ok
 
 import hpcjobs
-from hpcjobs.record.numbers import encode, restore
 from hpcjobs.record.summary import RunSummary
+from hpcjobs.record.values import encode_object, restore
 from hpcjobs.run.progress import newest_step
 
 SCRIPT = """\
@@ -73,7 +73,7 @@ def test_lines_without_a_loss_say_nothing_of_when_it_diverged(here: Path) -> Non
 
 
 def test_a_result_that_is_named_as_the_list_of_these_numbers_is_kept() -> None:
-    assert restore(strict(encode({"not_finite": 3, "loss": math.nan}))) == {"not_finite": 3, "loss": None}
+    assert restore(strict(encode_object({"not_finite": 3, "loss": math.nan}))) == {"not_finite": 3, "loss": None}
 
 
 @pytest.mark.parametrize(
@@ -87,4 +87,4 @@ def test_a_result_that_is_named_as_the_list_of_these_numbers_is_kept() -> None:
     ],
 )
 def test_numbers_that_json_does_not_have_come_back_as_they_were(value: dict[str, Any]) -> None:
-    assert repr(restore(strict(encode(value)))) == repr(value)
+    assert repr(restore(strict(encode_object(value)))) == repr(value)

@@ -79,7 +79,7 @@ def fabric(cluster: SampleCluster, patch: pytest.MonkeyPatch) -> None:
     node = NodeReport("n1", "good", (), 1.0, "10.0.0.1", 1e12, 1e11, 1e10, 1e-5)
     report = FabricReport(1, NOW, 31.5, "47", (node,), None, {"cpu": (FabricPoint(1024, 1e-4),)}, ("alone",))
     patch.setattr("hpcjobs.cli.fabric._run", lambda *_, **__: 0)
-    patch.setattr("hpcjobs.run.fabric.read_report", lambda _: report)
+    patch.setattr("hpcjobs.cli.fabric.read_report", lambda _: report)
 
 
 def image(cluster: SampleCluster, patch: pytest.MonkeyPatch) -> None:

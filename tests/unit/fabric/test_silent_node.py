@@ -10,7 +10,7 @@ import pytest
 from commandline import await_answer, start
 from scripted_slurm import answer
 
-from hpcjobs.run.fabric import silent_first_node
+from hpcjobs.cli.fabric import silent_first_node
 from hpcjobs.run.index import Entry
 from hpcjobs.scheduler.base import JobRecord, State
 

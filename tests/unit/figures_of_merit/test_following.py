@@ -16,8 +16,8 @@ from interpreters import interpreter
 from waiting import eventually
 
 from hpcjobs.packing import pack
-from hpcjobs.run.figures import read_figures, read_rate
 from hpcjobs.run.index import entries
+from hpcjobs.run.job_files import read_figures, read_rate
 from hpcjobs.run.progress import read_progress
 from hpcjobs.run.wait import wait
 from hpcjobs.scheduler.base import connect

@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcjobs.record.names import METRICS
+from hpcjobs.record import METRICS
 from hpcjobs.record.summary import RunSummary
 
 REPOSITORY = Path(__file__).parents[3]

@@ -6,7 +6,7 @@ import pytest
 
 import hpcjobs
 from hpcjobs.errors import RequestError
-from hpcjobs.job.array import array_indices, count_tasks, task_ids
+from hpcjobs.units import array_indices, count_tasks, task_ids
 
 
 def test_ranges_steps_lists_and_throttles_are_read_as_slurm_reads_them() -> None:

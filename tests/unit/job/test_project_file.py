@@ -15,7 +15,7 @@ from commandline import Answer, ok, within
 
 import hpcjobs
 from hpcjobs.files import config_dir
-from hpcjobs.site import project_file
+from hpcjobs.site import library
 
 TWO = """\
 resources: {ntasks_per_node: 2, time: 1h}
@@ -47,7 +47,7 @@ def cluster(repository: Path) -> None:
 
 
 def write(text: str, folder: Path | None = None) -> None:
-    ((folder or Path()) / project_file.PROJECT_FILE).write_text(text)
+    ((folder or Path()) / library.PROJECT_FILE).write_text(text)
 
 
 def explained(*arguments: str) -> dict[str, tuple[str, str]]:
@@ -109,7 +109,7 @@ def test_a_program_of_its_own_takes_nothing_but_the_site_from_the_project_file(
 def test_the_file_is_found_from_a_folder_of_its_repository_and_not_above_it(repository: Path) -> None:
     write(TWO)
     os.chdir("sub")
-    assert explained("train")["chdir"] == (str(repository), str(repository / project_file.PROJECT_FILE))
+    assert explained("train")["chdir"] == (str(repository), str(repository / library.PROJECT_FILE))
     assert explained("evaluate")["chdir"][0] == str(repository / "sub")
     (repository / ".git").rmdir()
     assert "no program to run" in refused()
@@ -139,11 +139,12 @@ def test_the_file_of_another_user_runs_nothing_until_it_is_trusted(
 ) -> None:
     write("program: train.py\n")
     if os.getuid() == 0:
-        os.chown(project_file.PROJECT_FILE, 65534, -1)
+        os.chown(library.PROJECT_FILE, 65534, -1)
     else:  # who may not give a file away is somebody else here
-        monkeypatch.setattr(project_file, "os", SimpleNamespace(path=os.path, getuid=lambda: 65534))
+        fake = SimpleNamespace(path=os.path, environ=os.environ, getuid=lambda: 65534)
+        monkeypatch.setattr(library, "os", fake)
     assert "is not trusted" in refused("--dry-run")
-    ok("sites", "trust", project_file.PROJECT_FILE)
+    ok("sites", "trust", library.PROJECT_FILE)
     assert command() == ["train.py"]
     write("program: train.py --changed\n")
     assert "is not trusted" in refused("--dry-run")
@@ -152,12 +153,12 @@ def test_the_file_of_another_user_runs_nothing_until_it_is_trusted(
 def test_init_writes_what_submit_then_runs(repository: Path) -> None:
     wrote = ok("init", "-t", "10", "--ntasks-per-node", "2", "--env", "A=b c", "train.py", "--lr", "0 1")
     assert "next: hpcjobs submit" in wrote.err
-    assert wrote.out == Path(project_file.PROJECT_FILE).read_text()
+    assert wrote.out == Path(library.PROJECT_FILE).read_text()
     assert command() == ["train.py", "--lr", "0 1"]
     assert explained()["env.A"] == ("b c", "hpcjobs.yaml")
     again = within("init", "train.py")
     assert (again.code, "--force" in again.err) == (5, True)
-    assert ok("init", "--dry-run", "hostname").out != wrote.out == Path(project_file.PROJECT_FILE).read_text()
+    assert ok("init", "--dry-run", "hostname").out != wrote.out == Path(library.PROJECT_FILE).read_text()
 
 
 @pytest.mark.usefixtures("cluster")
@@ -213,7 +214,7 @@ def test_init_refuses_what_submit_refuses(repository: Path, arguments: list[str]
         answer = within(verb, *arguments)
         assert answer.code in (4, 5)
         assert problem in answer.err
-    assert not Path(project_file.PROJECT_FILE).exists()
+    assert not Path(library.PROJECT_FILE).exists()
 
 
 @pytest.mark.usefixtures("cluster")
@@ -233,7 +234,7 @@ def test_init_refuses_what_the_default_site_refuses_if_it_is_a_cluster(
 ) -> None:
     monkeypatch.setenv("HPCJOBS_SITE", "ours")
     assert within("init", "-N", "99", "train.py").code == 5
-    assert not Path(project_file.PROJECT_FILE).exists()
+    assert not Path(library.PROJECT_FILE).exists()
 
 
 def test_force_behind_the_program_is_named(repository: Path) -> None:

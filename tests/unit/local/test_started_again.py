@@ -9,7 +9,7 @@ import pytest
 
 import hpcjobs
 from hpcjobs.errors import RequestError
-from hpcjobs.record.attempts import Attempt
+from hpcjobs.record.state import Attempt
 from hpcjobs.run.job_files import read_attempts
 from hpcjobs.scheduler.base import State
 

@@ -19,7 +19,7 @@ from interpreters import interpreter
 from hpcjobs.node import supervisor
 from hpcjobs.packing import pack
 from hpcjobs.processes.tree import children
-from hpcjobs.record.attempts import Attempt
+from hpcjobs.record.state import Attempt
 from hpcjobs.record.values import encode
 
 BUDGETS = "timeout=1000000000,preempt=1000000000,node=3,error=0"

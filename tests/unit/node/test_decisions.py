@@ -9,7 +9,7 @@ import pytest
 from hpcjobs.node.decide import CANCELLED, NODE, PREEMPT, REQUEUED, TIMEOUT, AttemptEnd, decide, find_cause
 from hpcjobs.node.schedulers import Clock, Limit, signal_time_s
 from hpcjobs.node.step import ENDED_GRACE_S, FAILED_GRACE_S, MISSING_GRACE_S, StepWatch
-from hpcjobs.record.attempts import Attempt, History, append_attempt, count_unrecorded, read_history, replace_last
+from hpcjobs.record.state import Attempt, History, append_attempt, count_unrecorded, read_history, replace_last
 
 BUDGETS = {"timeout": 10**9, "preempt": 10**9, "node": 3, "error": 0}
 

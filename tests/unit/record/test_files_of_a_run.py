@@ -14,11 +14,22 @@ from typing import Any
 
 import pytest
 
+from hpcjobs import record
 from hpcjobs.files import append_lines
-from hpcjobs.record import manifest, metrics, monitor, names
-from hpcjobs.record.attempts import Attempt, append_attempt, read_history, replace_last
+from hpcjobs.record import manifest, metrics, monitor
 from hpcjobs.record.control import Continuation, ControlDir
-from hpcjobs.record.state import FirstFailure, State, StateFile, read_first_failure, read_state_file, write_state
+from hpcjobs.record.state import (
+    Attempt,
+    FirstFailure,
+    State,
+    StateFile,
+    append_attempt,
+    read_first_failure,
+    read_history,
+    read_state_file,
+    replace_last,
+    write_state,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 SHELL = ROOT / "templates" / "shell"
@@ -42,7 +53,7 @@ def test_the_reader_takes_the_state_that_the_job_script_writes(tmp_path: Path, s
         HPCJOBS_SCHEDULER=scheduler,
         **variables,
     )
-    begun, ended = read_state_file(tmp_path / "begun"), read_state_file(tmp_path / names.STATE)
+    begun, ended = read_state_file(tmp_path / "begun"), read_state_file(tmp_path / record.STATE)
     assert (begun.state, begun.exit_code, begun.ended, begun.first_failure) == (State.RUNNING, None, None, None)
     assert (ended.job_id, ended.state, ended.exit_code) == ("7", State.FAILED, 3)
     assert ended.first_failure == read_first_failure(str(tmp_path)) == FirstFailure(4, "n2", 3)
@@ -79,7 +90,7 @@ def test_the_reader_takes_the_exit_code_that_a_batch_script_writes(tmp_path: Pat
 
 def test_the_reader_takes_the_samples_of_both_samplers(tmp_path: Path) -> None:
     head, load = monitor.Head("n1", 1e9, 1.0, "7"), monitor.Load(cpu_percent=50.0)
-    path = tmp_path / names.monitor_name(12)
+    path = tmp_path / record.monitor_name(12)
     append_lines(path, [monitor.encode_head(head), monitor.encode_sample(1.0, load._asdict()), monitor.END_LINE])
     for name in ("monitor-2.jsonl", "monitor.jsonl", "monitor-x.jsonl", "monitor.log"):
         (tmp_path / name).touch()
@@ -92,12 +103,12 @@ def test_the_reader_takes_the_samples_of_both_samplers(tmp_path: Path) -> None:
 
 
 def test_lines_of_metrics_are_read_also_where_a_program_writes_them_in_its_own_way(tmp_path: Path) -> None:
-    with closing(metrics.MetricsLog(tmp_path / names.METRICS)) as log:
+    with closing(metrics.MetricsLog(tmp_path / record.METRICS)) as log:
         log.write("run", schema=metrics.SCHEMA, workload="lm", world_size=2, hosts=["a", "b"], total_steps=9.0)
         log.write("step", step=3.0, epoch=0, loss=math.nan, lr="warm", metrics={"norm": 1})
         log.write("step", step=-1)
         log.write("step", loss=1.0)
-    lines = list(metrics.read_lines(tmp_path / names.METRICS))
+    lines = list(metrics.read_lines(tmp_path / record.METRICS))
     run = metrics.RunLine(schema=metrics.SCHEMA, workload="lm", world_size=2, hosts=("a", "b"), total_steps=9)
     assert metrics.decode_run(lines[0]) == run
     step = metrics.decode_step(lines[1])
@@ -115,7 +126,7 @@ def test_a_manifest_is_read_also_where_it_is_of_an_earlier_version(tmp_path: Pat
     read = manifest.read_manifest(tmp_path)
     assert (read.job, read.code, read.created) == (job, code, 1.0)
     assert (read.request.nodes, read.request.max_nodes, read.request.argv) == (2, None, ["a"])
-    (tmp_path / names.MANIFEST).write_text('{"job": {"nodes": "two"}}')
+    (tmp_path / record.MANIFEST).write_text('{"job": {"nodes": "two"}}')
     with pytest.raises(ValueError, match=re.escape('nodes is "two", expected int')):
         _ = manifest.read_manifest(tmp_path).request
 
@@ -128,7 +139,7 @@ def test_every_type_comes_back_as_it_was_written(tmp_path: Path) -> None:
     (tmp_path / "control").mkdir()
     control = ControlDir(str(tmp_path))
     control.write_continued("8", 300.0)
-    assert read_state_file(tmp_path / names.STATE) == STATE
+    assert read_state_file(tmp_path / record.STATE) == STATE
     assert [each.decision for each in read_history(str(tmp_path)).attempts] == ["requeued", "resubmitted as 8"]
     assert control.continuation() == Continuation("8", 300.0)
 
@@ -148,7 +159,7 @@ def test_a_state_of_another_type_is_refused_by_the_name_of_its_field(
     tmp_path: Path, change: dict[str, Any], problem: str
 ) -> None:
     write_state(str(tmp_path), STATE)
-    path = tmp_path / names.STATE
+    path = tmp_path / record.STATE
     path.write_text(json.dumps({**json.loads(path.read_text()), **change, "of_a_newer_version": [1]}))
     with pytest.raises(ValueError, match=re.escape(problem)):
         read_state_file(path)
@@ -156,21 +167,21 @@ def test_a_state_of_another_type_is_refused_by_the_name_of_its_field(
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"null", b"[" * 100_000])
 def test_any_content_of_another_user_is_a_value_error_and_no_crash(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / names.STATE
+    path = tmp_path / record.STATE
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"\w"):
         read_state_file(path)
-    append_lines(tmp_path / names.ATTEMPTS, ["{", "[1]", '{"job_id":7}', "[" * 100_000])
+    append_lines(tmp_path / record.ATTEMPTS, ["{", "[1]", '{"job_id":7}', "[" * 100_000])
     assert read_history(str(tmp_path)).unreadable == 4
 
 
 def test_pipes_and_devices_in_the_place_of_files_are_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "control").mkdir()
-    for name in (names.STATE, names.ATTEMPTS, names.FIRST_FAILURE, "control/continued", "control/steps"):
+    for name in (record.STATE, record.ATTEMPTS, record.FIRST_FAILURE, "control/continued", "control/steps"):
         os.mkfifo(tmp_path / name)
     control = ControlDir(str(tmp_path))
     assert (control.first_failure, control.continuation(), control.steps) == (None, None, 0)
-    for read in (lambda: read_state_file(tmp_path / names.STATE), lambda: read_history(str(tmp_path))):
+    for read in (lambda: read_state_file(tmp_path / record.STATE), lambda: read_history(str(tmp_path))):
         with pytest.raises(OSError, match="no regular file"):
             read()
 
@@ -183,8 +194,8 @@ OWN_FILES_OF_THESE_NAMES = {
 
 
 def test_no_module_outside_the_record_names_a_file_of_a_run_folder() -> None:
-    known = {value for value in vars(names).values() if isinstance(value, str) and "." in value}
-    known = (known | {"first_failure", "monitor.jsonl"}) - {names.JOB_SCRIPT, names.__file__, names.__name__}
+    known = {value for name, value in vars(record).items() if name.isupper() and "." in value}
+    known = (known | {"first_failure", "monitor.jsonl"}) - {record.JOB_SCRIPT, record.__file__, record.__name__}
     known = {name for name in known if name.endswith((".json", ".jsonl")) or name == "first_failure"}
     assert len(known) == 10, known
     for path in sorted((ROOT / "hpcjobs").rglob("*.py")):

@@ -14,8 +14,8 @@ from commandline import ok, within
 from scripted_slurm import answer
 
 from hpcjobs.diagnosis.gather import gather_entry
+from hpcjobs.files import user_name
 from hpcjobs.run import index
-from hpcjobs.run.identity import user_name
 from hpcjobs.run.index import Entry
 from hpcjobs.scheduler.slurm import client
 

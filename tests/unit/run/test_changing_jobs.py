@@ -11,11 +11,11 @@ from commandline import ok, within
 from scripted_slurm import answer
 from waiting import eventually
 
-from hpcjobs.job.array import task_ids
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.slurm.client import SlurmScheduler
+from hpcjobs.units import task_ids
 
 NOW = time.time()
 

@@ -16,12 +16,11 @@ from hpcjobs.files import user_name
 from hpcjobs.job.models import Plan
 from hpcjobs.run import index
 from hpcjobs.run.control import cancel
-from hpcjobs.run.identity import is_queued
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import FINAL_AFTER_S, is_closed, read_accounting
 from hpcjobs.run.listing import listing
 from hpcjobs.run.select import newest, select
-from hpcjobs.run.status import end_all, statuses
+from hpcjobs.run.status import end_all, is_queued, statuses
 from hpcjobs.run.wait import wait
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, Submitted, reachable_clusters
 from hpcjobs.site.machine import cluster_name

@@ -17,7 +17,7 @@ from scripted_slurm import answer
 
 from hpcjobs.errors import ConfigError, RequestError
 from hpcjobs.job.models import Plan
-from hpcjobs.record.names import SUBMITTED
+from hpcjobs.record import SUBMITTED
 from hpcjobs.run.folder import output_dir
 from hpcjobs.run.index import entries
 from hpcjobs.run.progress import all_monitor_files

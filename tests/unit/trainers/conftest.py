@@ -16,7 +16,7 @@ from tempfile import mkdtemp
 
 import pytest
 
-from hpcjobs.record.names import METRICS
+from hpcjobs.record import METRICS
 from hpcjobs.record.summary import RunSummary
 
 from .ranks import Rank

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hpcjobs import trainers
-from hpcjobs.record.names import METRICS
+from hpcjobs.record import METRICS
 from hpcjobs.record.summary import RunSummary
 from hpcjobs.runtime.exits import ExitCode
 
