@@ -4,7 +4,7 @@ Code that depends on it asks for a capability: a further scheduler is a line of 
 Python 3.6, standard library: the node's program has this module too.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 
 class SchedulerKind(NamedTuple):
@@ -22,6 +22,12 @@ class SchedulerKind(NamedTuple):
     """Scripts and the user's environment have options of sbatch, and others submit jobs with it too."""
     may_requeue: bool
     """It puts a job back into its queue, also one that has ended."""
+    tells_end: bool
+    """Its queue knows when a running job reaches its time limit."""
+    has_raw_task_ids: bool
+    """A task of an array has an id of its own, beside the array's id with its number."""
+    id_variable: Optional[str]
+    """The variable that it sets to a job's id; None: it sets HPCJOBS_JOB_ID itself."""
     id_prefix: str
     """Letters before the number in a job's id."""
 
@@ -34,6 +40,9 @@ KINDS = {
         runs_steps=True,
         takes_sbatch_options=True,
         may_requeue=True,
+        tells_end=True,
+        has_raw_task_ids=True,
+        id_variable="SLURM_JOB_ID",
         id_prefix="",
     ),
     "local": SchedulerKind(
@@ -43,11 +52,16 @@ KINDS = {
         runs_steps=False,
         takes_sbatch_options=False,
         may_requeue=False,
+        tells_end=False,
+        has_raw_task_ids=False,
+        id_variable=None,
         id_prefix="L",
     ),
 }
+CLUSTER = "slurm"
+"""The kind of a cluster of which no site is known."""
 
 
 def find_kind(scheduler: str) -> SchedulerKind:
     """The kind of that name. One of a newer hpcjobs, which an index can name, is a cluster's."""
-    return KINDS.get(scheduler, KINDS["slurm"])
+    return KINDS.get(scheduler, KINDS[CLUSTER])

@@ -44,6 +44,7 @@ from hpcjobs.run.status import Known, statuses
 from hpcjobs.run.wait import exit_code
 from hpcjobs.run.wait import wait as wait_for_ends
 from hpcjobs.scheduler.base import JobRecord, State, describe_exit
+from hpcjobs.scheduler_kind import CLUSTER
 from hpcjobs.units import format_count, human_duration, walltime_s
 
 if TYPE_CHECKING:
@@ -480,7 +481,7 @@ def _watch_foreign(job: str, site: Site, interval_s: float, limit_s: float | Non
     sampler = start_foreign_sampler(foreign, interval_s=interval_s)
     try:
         note(f"job {job} was not submitted with hpcjobs: its samples go to {foreign.folder}")
-        cancel = partial(connect("slurm", foreign.slurm_conf).cancel, [job])
+        cancel = partial(connect(CLUSTER, foreign.slurm_conf).cancel, [job])
         limit = _idle_limit(limit_s, interval_s, lambda: len(foreign.nodes))
         sampled = _watch(job, follow_sampler(foreign, sampler), limit, cancel)
         if not sampled and (reason := read_error(sampler.process)) is not None:

@@ -19,6 +19,7 @@ from hpcjobs.cli.completion import complete_sites
 from hpcjobs.cli.output import Json, note, opt, print_output, print_table
 from hpcjobs.cli.terminal import exit_on_signals, write_document
 from hpcjobs.errors import ConfigError, RequestError
+from hpcjobs.scheduler_kind import CLUSTER
 from hpcjobs.site.machine import current_sandbox
 from hpcjobs.site.models import OF_THE_LOADER, Site
 from hpcjobs.site.schema import schema_text
@@ -93,7 +94,7 @@ def check(
     if not site.kind.has_partitions:
         raise RequestError(f"site {site.name} ({site.path}) has no Slurm to compare it with")
     runner = partial(run_program, env=cluster_env(site.slurm_conf))
-    findings = compare(site, read_cluster(connect("slurm", site.slurm_conf), runner))
+    findings = compare(site, read_cluster(connect(CLUSTER, site.slurm_conf), runner))
     if not run:
         findings += list_untried(site)
     else:
@@ -146,7 +147,7 @@ def init(
         container_runtime=container_runtime, scratch=scratch, run_root=run_root, login=login,
     )  # fmt: skip
     path = choose_path(name, file, force=force or dry_run) if name is not None or file is not None else None
-    cluster = read_cluster(connect("slurm"))
+    cluster = read_cluster(connect(CLUSTER))
     if path is None:
         path = choose_path(default_name(cluster), None, force=force or dry_run)
     draft = draft_site(path.stem, cluster, answers)

@@ -31,6 +31,7 @@ from hpcjobs.scheduler.base import JobRecord, Scheduler, State, connect
 from hpcjobs.scheduler.slurm import parse
 from hpcjobs.scheduler.slurm.job_queries import accounted_files, files_of_steps, find_script
 from hpcjobs.scheduler.slurm.parse import Table, TableRow, accounted_reason, parse_scontrol
+from hpcjobs.scheduler_kind import CLUSTER
 from hpcjobs.slurm_commands import hosts_of
 
 _TABLE = Table(
@@ -340,7 +341,7 @@ def gather_foreign(
         exit_code=account.exit_code, signal=account.signal, partition=account.partition,
     )  # fmt: skip
     facts = _with_bad_nodes(facts, account, slurm_commands.question_env(slurm_conf), runner=runner)
-    slurm = connect("slurm", slurm_conf, runner=runner)
+    slurm = connect(CLUSTER, slurm_conf, runner=runner)
     files = [(log, None)] if log is not None else find_foreign_logs(account, slurm)
     subject = _subject(record, facts, files)
     return subject._replace(slurm_conf=slurm_conf)

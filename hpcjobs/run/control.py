@@ -27,6 +27,7 @@ from hpcjobs.run.rerun import read_manifest
 from hpcjobs.run.select import require_all_own
 from hpcjobs.run.status import Connect, Known, own_cluster, require_reachable, statuses
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, connect
+from hpcjobs.scheduler_kind import CLUSTER
 from hpcjobs.site.library import policies_of_job
 from hpcjobs.site.resources import FIELDS, Hours, Resources, gpus_in_gres, names_by_field, node_range
 from hpcjobs.units import requested_time, slurm_time, time_limit_s
@@ -305,7 +306,7 @@ def check_settings(settings: Sequence[str], entry: Entry, limit_s: float | None)
     Raises:
         RequestError: a policy refuses the change, or the job's manifest, which is needed for that, cannot be read.
     """
-    policies = policies_of_job(entry.site, filter(None, (entry.cluster, own_cluster("slurm", entry.slurm_conf))))
+    policies = policies_of_job(entry.site, filter(None, (entry.cluster, own_cluster(CLUSTER, entry.slurm_conf))))
     if not policies or entry.is_foreign:  # without a manifest, the request was never checked
         return
     job = read_manifest(Path(entry.run_dir)).job

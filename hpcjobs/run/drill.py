@@ -148,8 +148,6 @@ PROGRAM = ("ddp", "--workload", "lm", "--train-samples", "512", "--log-every", "
 """Without one of the user's own."""
 STEPS_OF = {"timeout": "1500", "full-disk": "600"}
 RETRIES = "timeout=∞,preempt=∞,node=3,error=0"
-LAYOUT = {"slurm": {"nodes": 2}, "local": {"ntasks_per_node": 2}}
-"""Two ranks by default, as far from each other as the site allows."""
 POLL_S = 0.2
 FULL_S = 8.0
 """Seconds of the full disk."""
@@ -203,7 +201,8 @@ def drill(
     where = load_site(site or default_site())
     if by is not None and (fault != "preempt" or not where.kind.has_partitions):
         raise RequestError(f"--by {by}: only preempt, on a site with Slurm, is done by a job of another partition")
-    chosen_options: dict[str, object] = {**LAYOUT[where.scheduler], **(options or {})}
+    layout = {"nodes": 2} if where.kind.has_nodes else {"ntasks_per_node": 2}  # two ranks, as far apart as possible
+    chosen_options: dict[str, object] = {**layout, **(options or {})}
     chosen, arguments = FAULTS[fault], tuple(program) or (*PROGRAM, "--steps", STEPS_OF.get(fault, "300"))
     if by is not None:
         chosen = taken_by(by, where)

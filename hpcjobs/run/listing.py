@@ -22,7 +22,8 @@ from hpcjobs.run.status import Connect, ConnectQueue, Known, is_ours, is_reachab
 from hpcjobs.run.submission import read_index
 from hpcjobs.scheduler.base import JobQueue, JobRecord, QueueReadOnce, State, connect
 from hpcjobs.scheduler.slurm.job_queries import output_file
-from hpcjobs.scheduler_kind import find_kind
+from hpcjobs.scheduler.slurm.output_files import output_file
+from hpcjobs.scheduler_kind import CLUSTER, find_kind
 from hpcjobs.site.library import site_to_look_at
 from hpcjobs.site.models import Site
 from hpcjobs.units import array_text, task_ids
@@ -35,7 +36,7 @@ def site_asked(site: str | None) -> Site | None:
 
 def scheduler_of(site: Site | None) -> tuple[str, str | None]:
     """Kind and slurm.conf of its scheduler; without a site, the Slurm that this login node belongs to."""
-    return ("slurm", None) if site is None else (site.scheduler, site.slurm_conf)
+    return (CLUSTER, None) if site is None else (site.scheduler, site.slurm_conf)
 
 
 def find_foreign(job_ids: Collection[str], known: Collection[Entry] = (), *, site: str | None = None) -> list[Entry]:
@@ -151,7 +152,7 @@ def log_files(entry: Entry) -> list[Path]:
 @cache
 def _log_file(job_id: str, conf: str | None) -> Path | None:
     """Asked once in a command: no job changes its files. None: Slurm has forgotten the job."""
-    return output_file(connect("slurm", conf), job_id)
+    return output_file(connect(CLUSTER, conf), job_id)
 
 
 RECENT_S = 86_400.0

@@ -147,7 +147,7 @@ def _write_rc(job: Job, run_dir: Path, *, task_dir: Path, job_id: str | None) ->
     lines = [
         f"unset {_MPI_TYPE}" if mpi is None else f"export {_MPI_TYPE}={shlex.quote(mpi)}",
         "[ ! -r ~/.bashrc ] || . ~/.bashrc",
-        f"export HPCJOBS_SCHEDULER=slurm HPCJOBS_JOB_ID={job_id or '$SLURM_JOB_ID'}",
+        f"export HPCJOBS_SCHEDULER={job.scheduler} HPCJOBS_JOB_ID={job_id or f'${job.kind.id_variable}'}",
         f"export HPCJOBS_RUN_DIR={shlex.quote(str(task_dir))} _hj_shell={shlex.quote(str(run_dir / 'shell'))}",
         setup_text(job, run_dir, launched_by=job.launcher),
         *ranks.before,

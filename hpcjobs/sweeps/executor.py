@@ -175,7 +175,7 @@ def parameters(job: Job, folder: Path) -> dict[str, Any]:
 def _setup(job: Job, folder: Path) -> list[str]:
     text = setup_text(job, folder, launched_by="submitit")
     own = [
-        "export HPCJOBS_SCHEDULER=slurm HPCJOBS_JOB_ID=$SLURM_JOB_ID",
+        f"export HPCJOBS_SCHEDULER={job.scheduler} HPCJOBS_JOB_ID=${job.kind.id_variable}",
         f"export HPCJOBS_RUN_DIR={shlex.quote(str(folder))}/run-$SLURM_JOB_ID",
         'mkdir -p -- "$HPCJOBS_RUN_DIR"',
     ]

@@ -35,6 +35,7 @@ from hpcjobs.run.rerun import read_manifest
 from hpcjobs.run.select import select
 from hpcjobs.run.status import Connect, ConnectQueue, parent_id, statuses
 from hpcjobs.scheduler.base import JobQueue, JobRecord, State, connect
+from hpcjobs.scheduler_kind import CLUSTER
 from hpcjobs.top.rows import Group, JobRow, Snapshot, Task
 
 _LOG_LINES = 500
@@ -71,7 +72,7 @@ class RealActions:
         own = _entries(row)
         if not own:
             ids = sorted({task.record.job_id for task in row.tasks if not task.record.state.ended})
-            connect("slurm", self._slurm_conf).cancel(ids)
+            connect(CLUSTER, self._slurm_conf).cancel(ids)
             return f"cancelled {' '.join(ids)}"
         outcome = cancel(own)
         if outcome.cancelled:

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
+from jinja2 import Environment, nodes
 
+from hpcjobs.data import data_folder
 from hpcjobs.job.models import Job
 from hpcjobs.scheduler.base import connect
-from hpcjobs.scheduler_kind import KINDS
+from hpcjobs.scheduler_kind import CLUSTER, KINDS
 from hpcjobs.site.models import Site
 from hpcjobs.slurm_commands import NAMES as COMMANDS
 from hpcjobs.trainers import NAMES
@@ -282,10 +284,30 @@ def test_every_kind_of_scheduler_has_its_client() -> None:
     assert len({type(connect(kind)) for kind in KINDS}) == len(KINDS)
 
 
-def test_only_schedulers_and_sites_compare_the_kind_of_a_scheduler() -> None:
-    rooms = [path for path in modules() if room(path) not in ("scheduler", "site")]
+def test_only_schedulers_and_sites_name_a_kind_of_scheduler() -> None:
+    rooms = [path for path in modules() if room(path) not in ("scheduler", "scheduler_kind", "site")]
     compared = [line for path in rooms for line in compared_kinds(path)]
-    assert not compared, "ask for a capability: SchedulerKind of hpcjobs.scheduler_kind"
+    named = [
+        f"{name}:{node.lineno}: {node.value!r}"
+        for path in rooms
+        if (name := str(path.relative_to(PACKAGE))) != "cloud/section.py"  # a user of this name
+        for node in ast.walk(syntax_tree(path))
+        if isinstance(node, ast.Constant) and node.value == CLUSTER
+    ]
+    assert not compared + named, "ask for a capability: SchedulerKind of hpcjobs.scheduler_kind"
+
+
+def test_no_template_names_a_kind_of_scheduler() -> None:
+    folder = data_folder("templates")
+    trees = {path: Environment(autoescape=True).parse(path.read_text()) for path in sorted(folder.rglob("*.j2"))}
+    assert folder / "job.sh.j2" in trees
+    named = {
+        f"{path.relative_to(folder)}:{node.lineno}: {node.value!r}"
+        for path, tree in trees.items()
+        for node in tree.find_all(nodes.Const)
+        if node.value in KINDS
+    }
+    assert not named, "ask for a capability: job.kind"
 
 
 def test_nobody_outside_trainers_and_callbacks_imports_torch_but_for_states_that_hold_tensors() -> None:
