@@ -72,11 +72,7 @@ def make_own_folder(folder: AnyPath) -> None:
 
 
 def require_unplanted(folder: AnyPath) -> None:
-    """Refuse a path on which another user has planted a folder or link (`find_planted`).
-
-    Raises:
-        OSError: names it.
-    """
+    """Refuse a path on which another user has planted a folder or link (`find_planted`). Raises OSError: names it."""
     planted = find_planted(folder)
     if planted is not None:
         text = "it belongs to another user, who could replace what runs as you, and everybody may write to"
@@ -242,6 +238,11 @@ class StoredLine(NamedTuple):
         return f"{self.path}, line {self.number}"
 
 
+def raise_error(error: OSError) -> None:
+    """Raise an error that `os.walk` or a store would pass over."""
+    raise error
+
+
 class AppendStore:
     """A folder below `state_dir` with a log for each host, a line per record.
 
@@ -260,7 +261,7 @@ class AppendStore:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         append_lines(self.folder / (os.uname().nodename + ".jsonl"), lines)
 
-    def read(self, report: Callable[[OSError], None]) -> Iterator[StoredLine]:
+    def read(self, report: Callable[[OSError], None] = raise_error) -> Iterator[StoredLine]:
         """Read all logs, each in its order; ``report`` gets the error of an unreadable folder or log."""
         try:
             names = sorted(name for name in os.listdir(self.folder) if name.endswith(".jsonl") and name[0] != ".")

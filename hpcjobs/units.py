@@ -120,11 +120,7 @@ def format_number(value: float) -> str:
 
 
 def slurm_memory(text: str) -> str:
-    """``text`` as every Slurm option accepts it: whole numbers with a unit.
-
-    Raises:
-        ValueError: as `memory_bytes`.
-    """
+    """``text`` as every Slurm option accepts it: whole numbers with a unit. Raises ValueError: as `memory_bytes`."""
     size = memory_bytes(text)
     if size == 0:
         return "0"

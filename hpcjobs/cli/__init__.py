@@ -200,11 +200,6 @@ def _print_version(requested: bool) -> None:
         raise typer.Exit
 
 
-def _enable_debugging(requested: bool) -> None:
-    if requested:
-        os.environ[DEBUG_VARIABLE] = "1"
-
-
 @app.callback()
 def _root(
     version: Annotated[
@@ -219,29 +214,18 @@ def _root(
             autocompletion=complete_sites,
         ),
     ] = None,
-    debug: Annotated[
-        bool, typer.Option("--debug", callback=_enable_debugging, is_eager=True, help="Show tracebacks of errors.")
-    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
 ) -> None:
     """One site file, one command: distributed training on any Slurm cluster, or on this machine."""
-
-
-def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
-    print(f"hpcjobs: warning: {message}", file=sys.stderr)
-
-
-def _collect_rarely() -> None:
-    """Exclude imported modules from garbage collection, also at the end of the process.
-
-    Without this ``--help``, ``sites`` and ``ps`` take 1.2 to 1.3 times the CPU time.
-    """
-    gc.set_threshold(100_000)
-    atexit.register(gc.freeze)
+    if debug:
+        os.environ[DEBUG_VARIABLE] = "1"
 
 
 def main() -> None:
     """Run the command line; text of others is printed in printable form."""
-    _collect_rarely()
+    # No garbage is collected among imported modules, which would cost --help and ps 1.2 to 1.3 times the CPU time.
+    gc.set_threshold(100_000)
+    atexit.register(gc.freeze)
     _use_utf8()
     with printable_streams():
         _main()
@@ -256,7 +240,7 @@ def _main() -> None:
     warnings.simplefilter("once", HpcJobsWarning)  # whatever PYTHONWARNINGS says, and wherever it is met again
     if "_HPCJOBS_COMPLETE" in os.environ:
         prepare()
-    warnings.showwarning = _print_warning
+    warnings.showwarning = lambda message, *_, **__: print(f"hpcjobs: warning: {message}", file=sys.stderr)
     output = raw(sys.stdout)  # Typer replaces the stream once the reader is gone
     reset_json()
     try:

@@ -72,7 +72,8 @@ def _print_topic(name: str) -> None:
     if name == "topics":
         text = _describe(topics)
     elif name == "exit_codes":
-        text = _list_exit_codes()
+        rows = (f"| {code} | {meaning} |" for code, meaning in list_exit_codes().items())
+        text = "\n".join(["# Exit codes", "", "| code | meaning |", "|---|---|", *rows, ""])
     elif name in _SECTIONS:
         page, title = _SECTIONS[name]
         text = (
@@ -100,11 +101,6 @@ def _describe(topics: dict[str, Path]) -> str:
             lines.append(f"- **{name}**: {purpose[1]}")
     limits = f"- **{', '.join(_SECTIONS)}**: limit what may be submitted or changed"
     return "\n".join([*lines, limits, "- **exit_codes**: look up what an exit code of hpcjobs means", ""])
-
-
-def _list_exit_codes() -> str:
-    rows = (f"| {code} | {meaning} |" for code, meaning in list_exit_codes().items())
-    return "\n".join(["# Exit codes", "", "| code | meaning |", "|---|---|", *rows, ""])
 
 
 @app.command()

@@ -16,7 +16,7 @@ import typer
 from typer.completion import completion_init, get_completion_script  # type: ignore[attr-defined]  # of a private module
 
 from hpcjobs.cli.arguments import CommandLineError
-from hpcjobs.errors import CommandMissingError, ConfigError, HpcJobsError
+from hpcjobs.errors import CommandMissingError, HpcJobsError
 
 if TYPE_CHECKING:
     from hpcjobs.site.models import Site
@@ -60,11 +60,12 @@ def script_for(shell: str) -> str:
 def complete_program(ctx: typer.Context, incomplete: str) -> list[str]:
     """Bundled trainers and programs of the current folder; behind a trainer its flags and their values."""
     from hpcjobs import trainers
+    from hpcjobs.site.library import project_jobs
 
     first, *arguments = ctx.params.get("program") or [None]
     if first is None:
         files = [path.name for path in Path().glob("*.py")] + [path.name for path in Path().glob("*.sbatch")]
-        return _filter_by_prefix(incomplete, [*_project_jobs(), *trainers.NAMES, *sorted(files)])
+        return _filter_by_prefix(incomplete, [*project_jobs(Path.cwd()), *trainers.NAMES, *sorted(files)])
     if first not in trainers.NAMES:
         return []  # the shell then offers files
     from hpcjobs.trainers.config import flag_choices, flag_names
@@ -74,18 +75,6 @@ def complete_program(ctx: typer.Context, incomplete: str) -> list[str]:
     return _filter_by_prefix(incomplete, flag_choices(first, arguments[-1]) if arguments else [])
 
 
-def _project_jobs() -> list[str]:
-    """Jobs of the project file; none where it cannot be read."""
-    from hpcjobs.job.project import read_project
-    from hpcjobs.site.library import find_project
-
-    try:
-        path = find_project()
-        return [] if path is None else list(read_project(path).jobs)
-    except (ConfigError, OSError):
-        return []
-
-
 def complete_sites(incomplete: str) -> list[str]:
     """Names of the known sites."""
     from hpcjobs.site.search import list_sites
@@ -93,28 +82,26 @@ def complete_sites(incomplete: str) -> list[str]:
     return _filter_by_prefix(incomplete, (site.name for site in list_sites()))
 
 
+def _of_site(list_values: Callable[[Site], Iterable[str]]) -> Callable[[typer.Context, str], list[str]]:
+    """Complete values of the site that was typed, or of the default one."""
+
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        site = _site(ctx)
+        return [] if site is None else _filter_by_prefix(incomplete, list_values(site))
+
+    return complete
+
+
 def complete_partitions(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Partitions of the site that was typed, or of the default one; behind a comma a further one."""
+    """Partitions of the site; behind a comma a further one."""
     first, comma, begin = incomplete.rpartition(",")
-    site = _site(ctx)
-    return [] if site is None else [first + comma + name for name in _filter_by_prefix(begin, site.partitions)]
+    return [first + comma + name for name in _of_site(lambda site: site.partitions)(ctx, begin)]
 
 
-def complete_qos(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete QOS: from the site's file, or from the user's associations."""
-    site = _site(ctx)
-    if site is None:
-        return []
-    return _filter_by_prefix(incomplete, sorted(site.known_qos) or _of_associations(site, "qos"))
-
-
-def complete_accounts(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete accounts: from the site's file, or from the user's associations."""
-    site = _site(ctx)
-    if site is None:
-        return []
+def _list_accounts(site: Site) -> Iterable[str]:
+    """Accounts, from the site's file, or from the user's associations."""
     named = {name for partition in site.partitions.values() for name in partition.accounts or ()}
-    return _filter_by_prefix(incomplete, sorted(named) or _of_associations(site, "account"))
+    return sorted(named) or _of_associations(site, "account")
 
 
 def complete_launchers(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -128,12 +115,13 @@ def complete_launchers(ctx: typer.Context, incomplete: str) -> list[str]:
     return _filter_by_prefix(incomplete, [name for name in site.launchers or known if name in known])
 
 
-def complete_images(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Images of the site."""
+def _list_images(site: Site) -> Iterable[str]:
     from hpcjobs.containers.images import known
 
-    site = _site(ctx)
-    return [] if site is None else _filter_by_prefix(incomplete, sorted(known(site)))
+    return sorted(known(site))
+
+
+complete_images = _of_site(_list_images)
 
 
 def complete_recipes(incomplete: str) -> list[str]:
@@ -189,8 +177,8 @@ def complete_states(incomplete: str) -> list[str]:
 
 OF_FIELDS: dict[str, Callable[..., list[str]]] = {
     "partition": complete_partitions,
-    "qos": complete_qos,
-    "account": complete_accounts,
+    "qos": _of_site(lambda site: sorted(site.known_qos) or _of_associations(site, "qos")),
+    "account": _of_site(_list_accounts),
     "launcher": complete_launchers,
     "container": complete_images,
     "template": complete_templates,

@@ -211,11 +211,7 @@ def give_up(entry: Entry, node: str) -> None:
 
 
 def read_report(run_dir: Path) -> FabricReport:
-    """Read the report of the check in this run folder.
-
-    Raises:
-        HpcJobsError: it did not come to its end.
-    """
+    """Read the report of the check in this run folder. Raises HpcJobsError: it did not come to its end."""
     path = run_dir / FABRIC
     try:
         return FabricReport.read(run_dir)

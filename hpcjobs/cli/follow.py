@@ -125,11 +125,7 @@ def _check(*, stderr: bool, timestamps: bool, follow: bool) -> None:
 def _selection(
     *, count: int | None, since: str | None, rank: int | None, node: str | None, grep: str | None, merge: bool
 ) -> Selection:
-    """The options as values.
-
-    Raises:
-        RequestError: one of them cannot be read, or two exclude each other.
-    """
+    """The options as values. Raises RequestError: one of them cannot be read, or two exclude each other."""
     if rank is not None and node is not None:
         raise RequestError("--node and --rank exclude each other", hint="a rank runs on one node: leave --node out")
     try:

@@ -144,7 +144,8 @@ def ps(
 
     def show(jobs: Listing) -> None:
         if jobs.rows:
-            _print_rows(jobs, tasks=tasks, count=count, wide=wide)
+            lines = make_lines(jobs.rows, tasks=tasks)
+            print_lines(lines[-count:] if count is not None else lines, folders=wide or not sys.stdout.isatty())
         elif states or name is not None:
             print("no such jobs" if everything or since else "no such jobs since yesterday (-a looks at older ones)")
         else:
@@ -168,12 +169,6 @@ def ps(
         show(jobs)
     if jobs.errors:
         raise typer.Exit(jobs.errors[0].exit_code)
-
-
-def _print_rows(jobs: Listing, *, tasks: bool, count: int | None, wide: bool) -> None:
-
-    lines = make_lines(jobs.rows, tasks=tasks)
-    print_lines(lines[-count:] if count is not None else lines, folders=wide or not sys.stdout.isatty())
 
 
 def parse_states(names: list[str]) -> set[State]:

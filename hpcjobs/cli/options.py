@@ -159,11 +159,7 @@ class ProgramCommand(SbatchCommand):
 
 
 def _pass_through(option: SbatchOption, value: object) -> str:
-    """``name=value``, for ``--sbatch``.
-
-    Raises:
-        RequestError: an option that hpcjobs refuses.
-    """
+    """``name=value``, for ``--sbatch``. Raises RequestError: an option that hpcjobs refuses."""
     if option.option.treatment is Treatment.REFUSED:
         raise RequestError(
             f"{option.flag} is an option of sbatch that hpcjobs does not take", hint=option.option.reason

@@ -91,17 +91,14 @@ def print_pending(pending: Pending) -> None:
         print(f"try: {fix}")
 
 
-def _count(number: int | None, unit: str) -> str:
-    return f"{'?' if number is None else number} {unit}{'' if number == 1 else 's'}"
-
-
 def _print_jobs(title: str, jobs: tuple[Ahead, ...]) -> None:
     if not jobs:
         return
     print(f"{title}: {len(jobs)}")
     for job in jobs[:_SHOWN]:
         left = f", at most {human_duration(job.time_left_s)} left" if job.time_left_s and job.state == "RUNNING" else ""
-        print(f"  {job.job_id} of {job.user}, {_count(job.nodes, 'node')}{left}")
+        nodes = f"{'?' if job.nodes is None else job.nodes} node{'' if job.nodes == 1 else 's'}"
+        print(f"  {job.job_id} of {job.user}, {nodes}{left}")
 
 
 @app.command()
@@ -133,6 +130,7 @@ def why(
 
 def _subject(job: str | None, log: Path | None, site: str | None) -> Subject:
     from hpcjobs.diagnosis.gather import gather_entry, gather_foreign, gather_log
+    from hpcjobs.run.listing import scheduler_of, site_asked
     from hpcjobs.run.select import newest, select
 
     if log is not None:
@@ -155,14 +153,7 @@ def _subject(job: str | None, log: Path | None, site: str | None) -> Subject:
             if os.path.isfile(job):
                 raise UnknownJobError(error.message, hint=f"`hpcjobs why --log {quote(job)}` explains a log") from error
             raise
-    return gather_foreign(job, slurm_conf=_slurm_conf(site), log=log)
-
-
-def _slurm_conf(site: str | None) -> str | None:
-    from hpcjobs.site.library import site_to_look_at
-
-    where = site_to_look_at(site)
-    return None if where is None else where.slurm_conf
+    return gather_foreign(job, slurm_conf=scheduler_of(site_asked(site))[1], log=log)
 
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:

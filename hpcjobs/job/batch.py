@@ -222,11 +222,7 @@ def _check_sbatch(text: str, name: str) -> None:
 
 
 def check_srun(job: Job) -> None:
-    """Refuse options for an srun that the job's launcher does not start.
-
-    Raises:
-        RequestError: there are some.
-    """
+    """Refuse options for an srun that the job's launcher does not start. Raises RequestError: there are some."""
     if job.srun and job.kind.runs_steps and launch(job).command[0] != "srun":
         source = job.sources.get("srun", f"site {job.site}")
         raise RequestError(
@@ -335,11 +331,7 @@ def _convert(fields: Mapping[str, object], where: str) -> Resources:
 
 
 def check_batch(spec: JobSpec, sources: Mapping[str, str], site: Site) -> None:
-    """Refuse features that need tasks started by hpcjobs.
-
-    Raises:
-        RequestError: names the option.
-    """
+    """Refuse features that need tasks started by hpcjobs. Raises RequestError: names the option."""
     if not site.kind.takes_sbatch_options and spec.wrap is not None:
         raise DoesNotFitError(
             f"--wrap: site {site.name} ({site.path}) has no Slurm to run a script",

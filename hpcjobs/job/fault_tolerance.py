@@ -69,13 +69,9 @@ def resolve_elastic(spec: JobSpec, values: Values, *, launcher: str, retries: Re
 def avoided_on(site: str) -> dict[str, str]:
     """The nodes to leave out now, and why, as the site's record has it."""
     return {
-        node: f"{standing.last.reason} (job {standing.last.job_id}, {time.strftime('%F %H:%M', _local(standing))})"
-        for node, standing in verdict.find_avoided(verdict.record_path(site), time.time()).items()
+        node: f"{last.reason} (job {last.job_id}, {time.strftime('%F %H:%M', time.localtime(last.time))})"
+        for node, (last, *_) in verdict.find_avoided(verdict.record_path(site), time.time()).items()
     }
-
-
-def _local(standing: verdict.Standing) -> time.struct_time:
-    return time.localtime(standing.last.time)
 
 
 def named_nodes(nodelist: str | None) -> set[str]:
@@ -108,11 +104,7 @@ def read_standings(site: str) -> dict[str, verdict.Standing]:
 
 
 def clear_verdicts(site: str, nodes: Iterable[str]) -> None:
-    """Remove the verdicts on ``nodes``.
-
-    Raises:
-        UnknownJobError: a node has no verdict; then all verdicts stay.
-    """
+    """Remove the verdicts on ``nodes``. Raises UnknownJobError: a node has no verdict; then all verdicts stay."""
     requested, known = list(nodes), read_standings(site)
     for node in requested:
         if node not in known:

@@ -195,11 +195,7 @@ sbatch does not get them: they would override the script.
 
 
 def user_settings(environ: Mapping[str, str], *, command: str = "sbatch", rehearsal: bool) -> Iterator[Layer]:
-    """One layer per variable of ``command`` that is set.
-
-    Raises:
-        RequestError: a value that the option cannot have.
-    """
+    """One layer per variable of ``command`` that is set. Raises RequestError: a value that the option cannot have."""
     for option, field in sorted(VARIABLES.items()):
         variable = f"{command.upper()}_{option}"
         value = environ.get(variable)

@@ -343,15 +343,12 @@ def check_change(job: Job, changed: Job, policies: Sequence[AppliedPolicy]) -> N
 
 def _refuse(what: str, problems: Sequence[tuple[AppliedPolicy, Problem]]) -> None:
     if problems:
-        lines = [f"  {text} ({_locate(applied, keys)})" for applied, (text, keys) in problems]
+        places = [where_of(read_file(Path(applied.path)), ("policy", *keys)) for applied, (_, keys) in problems]
+        lines = [f"  {text} ({place})" for (_, (text, _)), place in zip(problems, places, strict=True)]
         raise RequestError(
             f"a policy of the centre refuses {what}:\n" + "\n".join(lines),
             hint="what the centre's file says there holds for every site file of this cluster",
         )
-
-
-def _locate(applied: AppliedPolicy, keys: tuple[str, ...]) -> str:
-    return where_of(read_file(Path(applied.path)), ("policy", *keys))
 
 
 def _problems(job: Job, applied: AppliedPolicy) -> Iterator[Problem]:

@@ -155,11 +155,7 @@ def check_program(program: Sequence[str], site: Site, *, python: str, chdir: Pat
 
 
 def check_trainer(trainer: str, arguments: Sequence[str]) -> None:
-    """Raise the error that ``trainer`` would raise for ``arguments``.
-
-    Raises:
-        RequestError: it would refuse them.
-    """
+    """Raise the error that ``trainer`` would raise for ``arguments``. Raises RequestError: it would refuse them."""
     from hpcjobs.runtime.exits import UsageError
     from hpcjobs.trainers.config import UnknownFlagError, check_arguments
     from hpcjobs.trainers.workloads import check_workload_name

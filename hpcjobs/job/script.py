@@ -163,11 +163,7 @@ def is_template(path: Path) -> bool:
 
 
 def read_template(path: Path) -> str:
-    """Return the text of a template before rendering.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
+    """Return the text of a template before rendering. Raises ConfigError: it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

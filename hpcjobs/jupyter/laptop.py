@@ -185,11 +185,7 @@ Say = Callable[[str], None]
 
 
 def remote_of(site: Site) -> Remote:
-    """The site's login node.
-
-    Raises:
-        RequestError: the site has none.
-    """
+    """The site's login node. Raises RequestError: the site has none."""
     if site.login_host is None:
         raise RequestError(
             f"site {site.name} ({site.path}) has no login host", hint="name it in the site file: login: user@host"
@@ -287,11 +283,7 @@ class _Link:
         self._lost = False
 
     def follow(self) -> None:
-        """Keep the tunnel until the session has ended.
-
-        Raises:
-            HpcJobsError: the session never answered.
-        """
+        """Keep the tunnel until the session has ended. Raises HpcJobsError: the session never answered."""
         pause_s = _FIRST_PAUSE_S
         with TemporaryDirectory(prefix="hpcjobs-") as folder:
             while True:

@@ -406,11 +406,7 @@ def sessions(*, site: str | None = None) -> list[Session]:
 
 
 def find(job: str | None, *, site: str | None = None) -> Entry:
-    """The session that ``job`` names as of `select`; None: the newest one.
-
-    Raises:
-        UnknownJobError: no such session.
-    """
+    """The session that ``job`` names as of `select`; None: the newest one. Raises UnknownJobError: no such session."""
     if job is None:
         known = [entry for entry in entries_of(site) if _is_session(entry)]
         if not known:

@@ -3,7 +3,7 @@
 import os
 import re
 import shlex
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional
 
 from hpcjobs.files import append_lines, write_beside
 from hpcjobs.record import CONTROL, FIRST_FAILURE
@@ -163,8 +163,8 @@ class ControlDir:
         """The job that continues this one. Without a submission time in the file, the file's own time counts."""
         path = self._file("continued")
         try:
-            job_id, submitted = _split_continued(read_text(path))
-            if not job_id:
+            job_id, submitted, *_ = [*read_text(path).split(), None, None]
+            if job_id is None:
                 return None
             return Continuation(job_id, os.stat(path).st_mtime if submitted is None else float(submitted))
         except (OSError, ValueError):
@@ -217,8 +217,3 @@ class ControlDir:
 
     def _file(self, *names: str) -> str:
         return os.path.join(self.path, *names)
-
-
-def _split_continued(text: str) -> Tuple[str, Optional[str]]:
-    parts = text.split()
-    return (parts[0] if parts else ""), (parts[1] if parts[1:] else None)

@@ -72,11 +72,7 @@ class Manifest(Generic[J]):
 
 
 def read_manifest(run_dir: Path) -> Manifest[dict[str, Any]]:
-    """Read the manifest of a run folder.
-
-    Raises:
-        OSError: it cannot be read. ValueError: it holds another value.
-    """
+    """Read the manifest of a run folder. Raises OSError: it cannot be read. ValueError: it holds another value."""
     manifest: Manifest[dict[str, Any]] = read_json(run_dir / MANIFEST, Manifest)
     if not isinstance(manifest.job, dict):
         raise ValueError("job is no object")

@@ -2,6 +2,7 @@
 ``attempts.jsonl`` (a line for each attempt that ended).
 """
 
+import contextlib
 import os
 from enum import Enum
 from functools import lru_cache
@@ -107,11 +108,7 @@ class StateFile(NamedTuple):
 
 
 def read_state_file(path: AnyPath) -> StateFile:
-    """Read a ``state.json``.
-
-    Raises:
-        OSError: it cannot be read. ValueError: it holds no state of a job.
-    """
+    """Read a ``state.json``. Raises OSError: it cannot be read. ValueError: it holds no state of a job."""
     return _decode(read_regular(path))
 
 
@@ -171,18 +168,17 @@ class History(NamedTuple):
 
 
 def read_history(run_dir: str) -> History:
-    """The history in ``run_dir``; empty before the first end.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """The history in ``run_dir``; empty before the first end. Raises OSError: it cannot be read."""
     try:
         content = read_regular(os.path.join(run_dir, ATTEMPTS))
     except FileNotFoundError:
         return History([])
     # Zeros: a file server that crashed may leave them where the newest line was to be.
     lines = [line for line in content.split(b"\n") if line.strip(b"\0 \r\t")]
-    attempts = [attempt for attempt in map(_decode_attempt, lines) if attempt is not None]
+    attempts = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            attempts.append(decode(line, Attempt))
     return History(attempts, len(lines) - len(attempts))
 
 
@@ -208,10 +204,3 @@ def count_unrecorded(history: History, job_id: str, restarts: int) -> int:
     """How many earlier attempts have no readable line, by the number of times the scheduler restarted ``job_id``."""
     recorded = sum(attempt.job_id == job_id for attempt in history.attempts)
     return max(history.unreadable, restarts - recorded, 0)
-
-
-def _decode_attempt(line: bytes) -> Optional[Attempt]:
-    try:
-        return decode(line, Attempt)
-    except ValueError:
-        return None

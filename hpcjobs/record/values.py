@@ -90,20 +90,12 @@ _MAPPINGS = (dict, Dict, abc.Mapping, Mapping)
 
 
 def read_json(path: AnyPath, kind: Type[T]) -> T:
-    """Read a file that holds one value.
-
-    Raises:
-        OSError: it cannot be read. ValueError: it holds another value.
-    """
+    """Read a file that holds one value. Raises OSError: it cannot be read. ValueError: it holds another value."""
     return decode(read_regular(path), kind)
 
 
 def decode(text: bytes, kind: Type[T]) -> T:
-    """Decode a line or file as ``kind``.
-
-    Raises:
-        ValueError: it holds no JSON, or another value.
-    """
+    """Decode a line or file as ``kind``. Raises ValueError: it holds no JSON, or another value."""
     try:
         raw = json.loads(text.decode("utf-8"))
     except RecursionError as error:
@@ -203,17 +195,11 @@ def _convert_fields(raw: Any, kind: Any, name: str, *, lenient: bool = False) ->
         if type(value) in plain:
             values[key] = value
         elif lenient and key not in required:
-            values.update(_convert_usable(value, each, key))
+            with suppress(ValueError):
+                values[key] = _convert(value, each, key)
         else:
             values[key] = _convert(value, each, key)
     return kind(**values)
-
-
-def _convert_usable(raw: Any, kind: Any, name: str) -> Dict[str, Any]:
-    try:
-        return {name: _convert(raw, kind, name)}
-    except ValueError:
-        return {}
 
 
 @lru_cache(maxsize=None)

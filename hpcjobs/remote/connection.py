@@ -105,11 +105,7 @@ class LoginConnection:
         return ["ssh", *self.options, *_AS_TYPED, "-t" if terminal else "-T", self.destination, remote]
 
     def run(self, script: str, *, given: bytes | None = None) -> Result:
-        """Run ``script`` there; ``given`` is its standard input.
-
-        Raises:
-            NoConnectionError: the connection was lost.
-        """
+        """Run ``script`` there; ``given`` is its standard input. Raises NoConnectionError: the connection was lost."""
         with tempfile.TemporaryFile() as file:
             file.write(given or b"")
             file.seek(0)

@@ -279,7 +279,8 @@ def copy_code(code: CodeFolder, connection: LoginConnection, target: str) -> Non
     """
     files = sorted(map(str, _chosen_files(code.root)))
     record = _record(connection, target)
-    before = set(filter(None, _read(record).split("\0")))
+    copied = record.read_text(encoding="utf-8", errors="surrogateescape") if record.exists() else ""
+    before = set(filter(None, copied.split("\0")))
     write_beside(record, "\0".join(sorted(before.union(files))))
     options = ("-lptzs", "--files-from=-", "--from0")
     source = f"{code.root}/".replace("//", "/")
@@ -310,10 +311,6 @@ def _record(connection: LoginConnection, target: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     digest = hashlib.sha256(f"{connection.destination}\0{target}".encode("utf-8", "surrogateescape")).hexdigest()
     return folder / f"{digest[:16]}.files"
-
-
-def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="surrogateescape") if path.exists() else ""
 
 
 class Unanswered(msgspec.Struct, frozen=True):
@@ -352,7 +349,7 @@ def mark_answered(destination: str, arguments: Sequence[str]) -> None:
 def _newest(destination: str, arguments: Sequence[str]) -> _SubmissionLine | None:
     """The last line about the command; lines that a full disk cut short are left out."""
     digest, newest = _digest(destination, arguments), None
-    for stored in _store().read(_raise):
+    for stored in _store().read():
         if digest.encode() in stored.text:
             with contextlib.suppress(msgspec.MsgspecError):
                 newest = msgspec.json.decode(stored.text, type=_SubmissionLine)
@@ -365,10 +362,6 @@ def _append(line: _SubmissionLine) -> None:
 
 def _store() -> AppendStore:
     return AppendStore("remote", "sent")
-
-
-def _raise(error: OSError) -> None:
-    raise error
 
 
 def _digest(destination: str, arguments: Sequence[str]) -> str:
@@ -499,11 +492,7 @@ class Laptop:
                 pass
 
     def _reconnect(self, pause_s: float | None) -> bool:
-        """Whether the connection is there again after the pause.
-
-        Raises:
-            NoConnectionError: there was no pause left.
-        """
+        """Whether the connection is there again after the pause. Raises NoConnectionError: there was no pause left."""
         lost = f"the connection to {self.connection.destination} is lost"
         if pause_s is None:
             hint = "it may have submitted: type the same command here again, which submits nothing twice"

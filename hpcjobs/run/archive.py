@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from hpcjobs import __version__
 from hpcjobs.errors import HpcJobsWarning, RequestError, reason_of
-from hpcjobs.files import file_name, open_regular, user_name
+from hpcjobs.files import file_name, open_regular, raise_error, user_name
 from hpcjobs.guards import refuse_change
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
@@ -121,16 +121,12 @@ def _paths(run_dir: Path) -> Iterator[tuple[Path, int | None]]:
     Sockets and pipes of a server are left out.
     """
     yield run_dir, None
-    for parent, folders, files, descriptor in os.fwalk(run_dir, onerror=_raise):
+    for parent, folders, files, descriptor in os.fwalk(run_dir, onerror=raise_error):
         folders.sort()
         for name in sorted((*files, *folders)):
             path = Path(parent, name)
             if stat.S_IFMT(path.lstat().st_mode) in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
                 yield path, descriptor
-
-
-def _raise(error: OSError) -> None:
-    raise error
 
 
 def _add_text(tar: tarfile.TarFile, name: str, content: bytes) -> None:

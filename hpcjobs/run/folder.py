@@ -166,16 +166,6 @@ def ask_git(folder: Path, *arguments: str) -> Result:
     return run([*_command(folder, _SETTINGS), *arguments])
 
 
-def read_status(folder: Path) -> Result:
-    """``git status`` for programs, without changes within submodules: git would use their configuration.
-
-    Raises:
-        CommandMissingError: git is not installed. RequestError: a filter of the repository cannot be switched off.
-    """
-    settings = (*_SETTINGS, *_filters_off(folder))
-    return run([*_command(folder, settings), "status", "--porcelain=v2", "--branch", "-z", _SUBMODULES])
-
-
 def read_difference(folder: Path) -> str:
     """Differences from the commit for `git apply`: every byte, carriage returns too."""
     with TemporaryDirectory() as place:
@@ -230,7 +220,9 @@ def code_state(folder: Path) -> CodeState | None:
     if "GIT_DIR" not in os.environ and not any(os.path.lexists(each / ".git") for each in (folder, *folder.parents)):
         return None
     try:
-        status = read_status(folder)
+        settings = (*_SETTINGS, *_filters_off(folder))
+        # Changes within submodules are left out: git would use their configuration.
+        status = run([*_command(folder, settings), "status", "--porcelain=v2", "--branch", "-z", _SUBMODULES])
     except CommandMissingError:
         return None
     if "dubious ownership" in status.err:

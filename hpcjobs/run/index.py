@@ -95,11 +95,7 @@ def index_dir() -> Path:
 
 
 def add(entry: Entry) -> None:
-    """Remember ``entry``.
-
-    Raises:
-        OSError: the state folder cannot be written.
-    """
+    """Remember ``entry``. Raises OSError: the state folder cannot be written."""
     _append([msgspec.json.encode(entry)])
 
 

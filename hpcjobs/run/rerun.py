@@ -50,11 +50,7 @@ class Rerun(NamedTuple):
 
 
 def read_manifest(run_dir: Path) -> Manifest[Job]:
-    """The manifest of a run.
-
-    Raises:
-        RequestError: it does not exist, or is from a version with other fields.
-    """
+    """The manifest of a run. Raises RequestError: it does not exist, or is from a version with other fields."""
     path = run_dir / MANIFEST
     try:
         manifest = manifest_file.read_manifest(run_dir)
@@ -225,11 +221,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def compare_runs(first: Known, second: Known) -> Difference:
-    """Compare two jobs.
-
-    Raises:
-        RequestError: a manifest cannot be used.
-    """
+    """Compare two jobs. Raises RequestError: a manifest cannot be used."""
     runs = [Path(job.entry.run_dir) for job in (first, second)]
     manifests = [read_manifest(run) for run in runs]
     settings = changes(*(_settings(manifest.job) for manifest in manifests))

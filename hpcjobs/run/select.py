@@ -53,11 +53,7 @@ def select(names: Sequence[str], *, site: str | None = None, foreign: bool = Fal
 
 
 def select_one(name: str, *, site: str | None = None, foreign: bool = False) -> Entry:
-    """The one job that ``name`` names.
-
-    Raises:
-        RequestError: it names several. Else as `select`.
-    """
+    """The one job that ``name`` names. Raises RequestError: it names several. Else as `select`."""
     first, *others = select([name], site=site, foreign=foreign)
     if others:
         raise RequestError(f"{name} names {len(others) + 1} jobs, and this is for one", hint=f"such as {first.job_id}")
@@ -65,11 +61,7 @@ def select_one(name: str, *, site: str | None = None, foreign: bool = False) -> 
 
 
 def newest(*, site: str | None = None) -> Entry:
-    """The job submitted last.
-
-    Raises:
-        UnknownJobError: no job is recorded.
-    """
+    """The job submitted last. Raises UnknownJobError: no job is recorded."""
     known = entries_of(site)
     if not known:
         of_site = f" of site {site}" if site is not None else ""
@@ -174,14 +166,12 @@ def _by_id(job_id: str, task: str | None, known: list[Entry], of_site: str) -> E
             f"job {job_id} exists on several clusters or hosts: {', '.join(clusters)}", hint="name its run folder"
         )
     newest_one = matches[-1]  # a cluster that lost its state gives ids out again
-    return newest_one if task is None else _task_of(newest_one, int(task))
-
-
-def _task_of(entry: Entry, task: int) -> Entry:
-    if entry.array is None or task not in array_indices(entry.array):
-        what = "is no array" if entry.array is None else f"is an array of {entry.array}"
-        raise UnknownJobError(f"no task {entry.job_id}_{task}: job {entry.job_id} {what}")
-    return msgspec.structs.replace(entry, task=task)
+    if task is None:
+        return newest_one
+    if newest_one.array is None or int(task) not in array_indices(newest_one.array):
+        what = "is no array" if newest_one.array is None else f"is an array of {newest_one.array}"
+        raise UnknownJobError(f"no task {job_id}_{task}: job {job_id} {what}")
+    return msgspec.structs.replace(newest_one, task=int(task))
 
 
 def _by_range(name: str, prefix: str, first: int, last: int, known: list[Entry], of_site: str) -> list[Entry]:
@@ -246,11 +236,7 @@ def require_own(entry: Entry, records: Iterable[JobRecord] = ()) -> None:
 
 
 def require_all_own(jobs: Iterable[tuple[Entry, list[JobRecord]]]) -> None:
-    """Refuse jobs that a run folder alone names: see `require_own`.
-
-    Raises:
-        RequestError: there is one.
-    """
+    """Refuse jobs that a run folder alone names: see `require_own`. Raises RequestError: there is one."""
     own = {(entry.run_dir, entry.job_id) for entry in index.entries()}
     for entry, records in jobs:
         if not entry.is_foreign and (entry.run_dir, entry.job_id) not in own:
@@ -302,9 +288,11 @@ def dependency_on(jobs: Mapping[str, Sequence[str]], *, site: str | None = None)
         for text in arguments:
             match = _DELAY.match(text)
             try:
-                ids = _ids(match["job"] if match else text, site)
+                entries = select([match["job"] if match else text], site=site)
+                require_reachable(entries)
             except UnknownJobError as error:
                 raise UnknownJobError(f"{_FLAGS[kind]} {text}: {error.message}", hint=error.hint) from error
+            ids = [current_id(entry) if entry.task is None else own_ids(entry)[0] for entry in entries]
             if match:
                 parts += [f"after:{job_id}+{_minutes(text, match['delay'])}" for job_id in ids]
             else:
@@ -343,12 +331,6 @@ def _excluding_end(kind: str, known: Known) -> str | None:
     if others[0] is State.UNKNOWN:
         return "the scheduler does not know the job any more, and it wrote no end"
     return f"the job has ended, {others[0].value}; it will not succeed"
-
-
-def _ids(text: str, site: str | None) -> list[str]:
-    entries = select([text], site=site)
-    require_reachable(entries)
-    return [current_id(entry) if entry.task is None else own_ids(entry)[0] for entry in entries]
 
 
 def _minutes(text: str, delay: str) -> int:

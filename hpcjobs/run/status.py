@@ -261,7 +261,9 @@ def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord
     ended_ids = [
         current_id(member.entry)
         for member, records in zip(members, queued, strict=True)
-        if member.accounted is None and (all_ended(member.entry) or not records or _leaves_in_parts(member.entry))
+        # Tasks of an array that was submitted by other means leave the queue one by one.
+        if member.accounted is None
+        and (all_ended(member.entry) or not records or (member.entry.is_foreign and member.entry.array is not None))
     ]
     error = None
     try:
@@ -295,11 +297,6 @@ def _adopt_continuations(entries: Iterable[Entry], queue: Iterable[JobRecord]) -
         if later and [attempt.job_id for attempt in read_attempts(Path(entry.run_dir))][-1:] == [current]:
             first = min(later, key=lambda record: int(record.job_id))
             write_continuation(entry, Continuation(first.job_id, first.submitted or time.time()))
-
-
-def _leaves_in_parts(entry: Entry) -> bool:
-    """Whether only the accounting can know tasks that left the queue."""
-    return entry.is_foreign and entry.array is not None
 
 
 def parent_id(job_id: str) -> str:

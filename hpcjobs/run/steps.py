@@ -227,16 +227,6 @@ def write_program(run_dir: Path) -> Path:
     return path
 
 
-def is_sampled(entry: Entry) -> bool:
-    """Whether somebody takes samples of the job already: a trainer with --monitor, or a job submitted with it.
-
-    As far as the nodes' clocks tell; a sampler that is started in vain notices the other one on its node, and ends.
-    """
-    now = time.time()
-    samplers = open_samplers(samples_dir(entry))
-    return any(now - each.newest.taken < fresh_for_s(each.interval_s) for each in samplers)
-
-
 def fresh_for_s(interval_s: float) -> float:
     """How long a sample counts as new where the next one comes after ``interval_s``."""
     return max(FRESH_S, 3 * interval_s)
@@ -281,13 +271,11 @@ class JobSampling:
         """How many nodes the job has now; 1 on this machine."""
 
     def __enter__(self) -> JobSampling:
-        """Begin.
-
-        Raises:
-            RequestError: as `require_running`.
-        """
+        """Begin. Raises RequestError: as `require_running`."""
         self._prepare()
-        if is_sampled(self._entry):
+        now, samplers = time.time(), open_samplers(samples_dir(self._entry))
+        # By the nodes' clocks: a sampler that is started in vain notices the other one on its node, and ends.
+        if any(now - each.newest.taken < fresh_for_s(each.interval_s) for each in samplers):
             self._report(f"job {self._entry.job_id} is sampled already: watching")
         else:
             self._sampler = self._start()

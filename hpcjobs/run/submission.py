@@ -192,11 +192,7 @@ the process that started it."""
 
 
 def plan_in(run_dir: Path) -> Plan:
-    """Read the plan of a run folder.
-
-    Raises:
-        RequestError: its files cannot be used.
-    """
+    """Read the plan of a run folder. Raises RequestError: its files cannot be used."""
     try:
         manifest = read_manifest(run_dir)
         job = msgspec.convert(manifest.job, Job)

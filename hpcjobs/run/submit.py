@@ -192,11 +192,7 @@ class JobHandle:
         return next((state for state in states if state is not State.COMPLETED), states[0])
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Block until the job has ended; its exit code.
-
-        Raises:
-            TimeoutError: ``timeout_s`` seconds have passed.
-        """
+        """Block until the job has ended; its exit code. Raises TimeoutError: ``timeout_s`` seconds have passed."""
         from hpcjobs.run import wait
 
         return wait.exit_code(wait.wait([self.entry], timeout_s=timeout_s))

@@ -139,11 +139,7 @@ def parse_metric(text: str) -> dict[str, Figure]:
 
 
 def check_metrics(texts: Iterable[str]) -> None:
-    """Refuse a text that `parse_metric` refuses.
-
-    Raises:
-        ValueError: names it.
-    """
+    """Refuse a text that `parse_metric` refuses. Raises ValueError: names it."""
     try:
         for text in texts:
             parse_metric(text)

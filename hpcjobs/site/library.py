@@ -89,11 +89,7 @@ def project_jobs(folder: Path) -> list[str]:
 
 
 def check_site_name(name: object) -> str:
-    """``name``, if it names a site and not a file.
-
-    Raises:
-        ValueError: it is a path, or no text.
-    """
+    """``name``, if it names a site and not a file. Raises ValueError: it is a path, or no text."""
     if not isinstance(name, str):
         raise ValueError(f"site {name!r} is no text")
     if "/" in name or name.endswith((".yaml", ".yml")):
@@ -329,15 +325,8 @@ def known_sites() -> Iterator[Site]:
     for entry in list_sites():
         if entry.shadowed or (entry.layer in SHIPPED and entry.name not in here):
             continue
-        if (site := _load_quietly(str(entry.path))) is not None:
-            yield site
-
-
-def _load_quietly(path: str) -> Site | None:
-    try:
-        return load_site(path)
-    except ConfigError:
-        return None  # `hpcjobs sites` prints the error
+        with suppress(ConfigError):  # `hpcjobs sites` prints the error
+            yield load_site(str(entry.path))
 
 
 def read_site(path: Path) -> Site:

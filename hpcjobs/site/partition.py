@@ -76,11 +76,7 @@ class NodeShape(Frozen, frozen=True):
 
     @property
     def gpu_counts(self) -> dict[str, int]:
-        """Type -> count of ``gpu_models``.
-
-        Raises:
-            ValueError: one of them is no ``TYPE:COUNT``.
-        """
+        """Type -> count of ``gpu_models``. Raises ValueError: one of them is no ``TYPE:COUNT``."""
         counts = {}
         for text in self.gpu_models:
             count, model = gpus_and_model(text, "gpu_models")

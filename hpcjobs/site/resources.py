@@ -29,11 +29,7 @@ _LIKE_GPUS = re.compile(r"\s*(?:gres\s*[:/]\s*)?gpu(?![\w.-])", re.ASCII | re.IG
 
 
 def node_range(nodes: int | str) -> tuple[int, int]:
-    """The fewest and the most nodes of ``4`` or ``2-4``.
-
-    Raises:
-        ValueError: neither of these.
-    """
+    """The fewest and the most nodes of ``4`` or ``2-4``. Raises ValueError: neither of these."""
     match = _NODES.match(str(nodes))
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if match is not None and match[2] is None and least < 1:
@@ -46,11 +42,7 @@ def node_range(nodes: int | str) -> tuple[int, int]:
 
 
 def gpus_and_model(gpus: int | str, field: str = "gpus_per_node") -> tuple[int, str | None]:
-    """The count, and the model if one is named, of ``4`` or ``v100:4``.
-
-    Raises:
-        ValueError: neither of these.
-    """
+    """The count, and the model if one is named, of ``4`` or ``v100:4``. Raises ValueError: neither of these."""
     match = _GPUS.match(str(gpus))
     if match is None:
         raise ValueError(f"{field} {gpus!r} is not understood; write 4, or v100:4 for a model")
@@ -358,11 +350,7 @@ class Resources(Frozen, frozen=True):
 
 
 def _normalize(value: int | str, field: str, option: Sbatch) -> int | str:
-    """``value`` in Slurm's spelling.
-
-    Raises:
-        ValueError: not a value of this kind.
-    """
+    """``value`` in Slurm's spelling. Raises ValueError: not a value of this kind."""
     if isinstance(value, str):
         check_line(value, field)
     match option.kind:
@@ -414,11 +402,7 @@ def names_by_field(fact: str) -> dict[str, str]:
 
 
 def check_fields(names: tuple[str, ...], what: str) -> None:
-    """Refuse a name in ``what`` that is not an option of a job.
-
-    Raises:
-        ValueError: names it.
-    """
+    """Refuse a name in ``what`` that is not an option of a job. Raises ValueError: names it."""
     for name in names:
         if name not in FIELDS:
             raise ValueError(f"{what} {name!r}: no option of a job; {nearest(name, FIELDS)}")

@@ -29,6 +29,7 @@ from hpcjobs.site.models import (
     Prices,
     Resources,
     Runtime,
+    SchedulerName,
     Site,
     Watts,
 )
@@ -132,7 +133,7 @@ This page is made from the types in `hpcjobs/site/`, as is the JSON Schema that 
 marked as required.
 """
 _ALIASES = {"GpuRequest": GpuRequest, "MemoryRequest": MemoryRequest, "LauncherName": LauncherName, "Runtime": Runtime}
-_ALIASES |= {"NumaBinding": NumaBinding, "BindTo": BindTo}
+_ALIASES |= {"NumaBinding": NumaBinding, "BindTo": BindTo, "SchedulerName": SchedulerName}
 _YAML = {"()": "[]", "True": "true", "False": "false"}
 _LITERAL = re.compile(r"Literal\[(.*?)\]")
 _TITLES = {"Site": "The file itself", "Resources": "`defaults` of the file and of a partition (`Resources`)"}

@@ -109,20 +109,12 @@ class _Trust(msgspec.Struct, frozen=True):
 
 
 def trust_file(path: Path, text: str) -> None:
-    """Trust the file ``path`` with the content ``text``.
-
-    Raises:
-        ConfigError: the record cannot be read or written.
-    """
+    """Trust the file ``path`` with the content ``text``. Raises ConfigError: the record cannot be read or written."""
     _append(path, _hash(text))
 
 
 def forget_file(path: Path) -> bool:
-    """Trust the file no longer; whether it was trusted.
-
-    Raises:
-        ConfigError: the record cannot be read or written.
-    """
+    """Trust the file no longer; whether it was trusted. Raises ConfigError: the record cannot be read or written."""
     was_trusted = _key(path) in read_trusted()
     if was_trusted:
         _append(path, None)
@@ -130,11 +122,7 @@ def forget_file(path: Path) -> bool:
 
 
 def read_trusted() -> dict[str, str]:
-    """SHA-256 of the content of each trusted file, by its path.
-
-    Raises:
-        ConfigError: the record cannot be read.
-    """
+    """SHA-256 of the content of each trusted file, by its path. Raises ConfigError: the record cannot be read."""
     newest = {line.path: line.sha256 for line in _read_lines()}
     return {path: sha256 for path, sha256 in newest.items() if sha256 is not None}
 
@@ -142,8 +130,8 @@ def read_trusted() -> dict[str, str]:
 def _read_lines() -> list[_Trust]:
     """The lines of all hosts, by time. Raises ConfigError for a damaged line: it may have ended the trust in a file."""
     try:
-        lines = [msgspec.json.decode(line.text, type=_Trust) for line in _store().read(_refuse)]
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        lines = [msgspec.json.decode(line.text, type=_Trust) for line in _store().read()]
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _unreadable(reason_of(error)) from error
     return sorted(lines, key=lambda line: line.time)
 
@@ -159,10 +147,6 @@ def _append(path: Path, sha256: str | None) -> None:
 
 def _store() -> AppendStore:
     return AppendStore("trusted")
-
-
-def _refuse(error: OSError) -> None:
-    raise _unreadable(reason_of(error)) from error
 
 
 def _unreadable(reason: str) -> ConfigError:

@@ -66,11 +66,7 @@ _MOST_FILES = 16
 
 
 def read_tree(path: Path, text: str) -> Any:
-    """Return the content of the file ``path`` with the text ``text``.
-
-    Raises:
-        ConfigError: it is not YAML.
-    """
+    """Return the content of the file ``path`` with the text ``text``. Raises ConfigError: it is not YAML."""
     cache = cache_dir() / f"yaml-{sys.implementation.cache_tag}"
     trees: dict[str, tuple[str, Any]] = {}
     with suppress(OSError, ValueError, EOFError, TypeError):  # no cache, or half of one
@@ -117,11 +113,7 @@ def read_yaml(path: Path, kind: type[T], *, what: str = "file", prepare: Callabl
 
 
 def read_file(path: Path) -> YamlFile:
-    """The file ``path``.
-
-    Raises:
-        ConfigError: unreadable, or no YAML; names file and line.
-    """
+    """The file ``path``. Raises ConfigError: unreadable, or no YAML; names file and line."""
     text = _text(path)
     tree = read_tree(path, text)
     return YamlFile(path, text, {} if tree is None else tree)
