@@ -60,8 +60,7 @@ def _user_dir(variable: str, in_home: str) -> Path:
 def make_own_folder(folder: AnyPath) -> None:
     """Make a folder of mode 0700 with a predictable name, if it is missing.
 
-    Raises:
-        OSError: it cannot be made, or it belongs to another user, who could replace its content.
+    Raises OSError: it cannot be made, or it belongs to another user, who could replace its content.
     """
     try:
         os.mkdir(folder, 0o700)
@@ -110,8 +109,7 @@ def open_regular(path: AnyPath, *, folder: Optional[int] = None) -> BinaryIO:
     Args:
         folder: the open folder of the file: what has taken its name meanwhile is not followed.
 
-    Raises:
-        OSError: it cannot be opened, or is not a regular file.
+    Raises OSError: it cannot be opened, or is not a regular file.
     """
     return os.fdopen(_open_regular(path, folder), "rb")
 
@@ -131,8 +129,7 @@ def _open_regular(path: AnyPath, folder: Optional[int] = None) -> int:
 def read_regular(path: AnyPath) -> bytes:
     """The content of a file that may be anybody's; what is appended meanwhile may be missing.
 
-    Raises:
-        OSError: as `open_regular`, or it is larger than `MOST_BYTES`.
+    Raises OSError: as `open_regular`, or it is larger than `MOST_BYTES`.
     """
     descriptor = _open_regular(path)
     try:
@@ -157,8 +154,7 @@ def write_beside(
         mode: permissions of the file, regardless of the umask; None: 0666 without the bits of the umask.
         durable: the file outlives a crash of the machine. False: for content that can be made again.
 
-    Raises:
-        OSError: it cannot be written; the old file stays unchanged.
+    Raises OSError: it cannot be written; the old file stays unchanged.
     """
     data = content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape")
     folder, name = os.path.split(os.fspath(path))
@@ -210,8 +206,7 @@ def append_lines(path: AnyPath, lines: Iterable[str]) -> None:
 
     The first line starts a new line even if a full disk has cut the last one short. The lines outlive a crash.
 
-    Raises:
-        OSError: they cannot be written.
+    Raises OSError: they cannot be written.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -289,8 +284,7 @@ def lock_file(descriptor: int, *, wait: bool = True, by_process: bool = False) -
     Args:
         by_process: use a POSIX lock, which belongs to the process and not to the open file.
 
-    Raises:
-        BlockingIOError: the lock is taken, and the caller does not ``wait``. OSError: it cannot be locked.
+    Raises BlockingIOError: the lock is taken, and the caller does not ``wait``. OSError: it cannot be locked.
     """
     lock = fcntl.lockf if by_process else fcntl.flock
     try:

@@ -37,8 +37,7 @@ class Amounts(NamedTuple):
 def refuse_change(what: str) -> None:
     """Refuse ``what`` in a read-only environment: called where jobs, their records or machines are about to change.
 
-    Raises:
-        RequestError: the environment is read-only.
+    Raises RequestError: the environment is read-only.
     """
     if value := os.environ.get(READ_ONLY):
         raise RequestError(
@@ -58,8 +57,7 @@ def limit_env(env: Mapping[str, str], sources: Mapping[str, str]) -> dict[str, s
     Args:
         sources: where ``env.NAME`` was read.
 
-    Raises:
-        RequestError: the job asks for another budget, or for another record of what was counted.
+    Raises RequestError: the job asks for another budget, or for another record of what was counted.
     """
     if (text := budget_text()) is None:
         return dict(env)
@@ -90,9 +88,8 @@ def count(name: str, amounts: Amounts, unknown: Sequence[str] = ()) -> Iterator[
     Args:
         unknown: what makes an amount infinite, for the message.
 
-    Raises:
-        ConfigError: the variable is not a budget, or the record of what was counted cannot be found or used.
-        RequestError: the job could exceed the rest of it.
+    Raises ConfigError: the variable is not a budget, or the record of what was counted cannot be found or used.
+    RequestError: the job could exceed the rest of it.
     """
     text = budget_text()
     if text is None:

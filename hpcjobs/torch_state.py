@@ -71,8 +71,7 @@ def find_nan(value: Any, keys: str = "") -> str | None:
 def write(path: Path, state: Any) -> None:
     """Write a state and sync it. Without torch's own checksums, which it writes and never reads: manifests have one.
 
-    Raises:
-        OSError: it cannot be written; it replaces torch's RuntimeError.
+    Raises OSError: it cannot be written; it replaces torch's RuntimeError.
     """
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)

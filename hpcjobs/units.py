@@ -26,8 +26,7 @@ def walltime_s(text: str) -> int:
     A bare number is refused: Slurm reads it as minutes, people mean hours, and YAML turns an
     unquoted ``12:30:00`` into 45000.
 
-    Raises:
-        ValueError: the text has another form, or is zero.
+    Raises ValueError: the text has another form, or is zero.
     """
     stripped = text.strip()
     clock = _CLOCK.match(stripped)
@@ -49,8 +48,7 @@ def walltime_s(text: str) -> int:
 def time_limit(text: str) -> str:
     """A time limit in the spelling every Slurm option accepts; ``UNLIMITED`` and ``infinite`` are limits too.
 
-    Raises:
-        ValueError: neither a time nor one of these.
+    Raises ValueError: neither a time nor one of these.
     """
     if text.strip().lower() in _UNLIMITED:
         return UNLIMITED
@@ -63,8 +61,7 @@ def time_limit(text: str) -> str:
 def requested_time(text: str) -> str:
     """As `time_limit`; a bare number is minutes, as sbatch reads it. YAML must quote a bare number.
 
-    Raises:
-        ValueError: as `time_limit`.
+    Raises ValueError: as `time_limit`.
     """
     stripped = text.strip()
     if _CLOCK.match(stripped) and not stripped.strip("0:-"):
@@ -89,8 +86,7 @@ def memory_bytes(text: str) -> int:
 
     A number without a unit is megabytes, as sinfo and slurm.conf have it: ``192000``.
 
-    Raises:
-        ValueError: neither of these, or a number without a unit that is too small to be megabytes.
+    Raises ValueError: neither of these, or a number without a unit that is too small to be megabytes.
     """
     stripped = text.strip().upper().removesuffix("B")
     if stripped == "0":
@@ -131,8 +127,7 @@ def slurm_memory(text: str) -> str:
 def requested_memory(text: int | str) -> str:
     """As `slurm_memory`; a number without a unit is megabytes, as sbatch reads it, and a small one brings a warning.
 
-    Raises:
-        ValueError: as `memory_bytes`.
+    Raises ValueError: as `memory_bytes`.
     """
     arg = str(text).strip()
     if not (arg.isascii() and arg.isdecimal() and 0 < int(arg) < LEAST_BARE_MEMORY):
@@ -188,8 +183,7 @@ _DIGITS = 10
 def check_array(spec: str) -> None:
     """Check an array that is to be submitted, without expanding it.
 
-    Raises:
-        ValueError: not an array specification, or too large.
+    Raises ValueError: not an array specification, or too large.
     """
     if (tasks := sum(map(len, _ranges(spec)))) > MAX_TASKS:
         raise ValueError(f"{tasks} tasks; hpcjobs submits arrays of up to {MAX_TASKS}")
@@ -198,8 +192,7 @@ def check_array(spec: str) -> None:
 def array_indices(spec: str) -> list[int]:
     """The task indices of ``spec``, ascending; the throttle after ``%`` does not matter here.
 
-    Raises:
-        ValueError: not an array specification, or an index above `MAX_INDEX`.
+    Raises ValueError: not an array specification, or an index above `MAX_INDEX`.
     """
     return sorted(set[int]().union(*_ranges(spec)))
 

@@ -60,8 +60,7 @@ def _list_topics() -> dict[str, Path]:
 def _print_topic(name: str) -> None:
     """Print the page of a topic: formatted and by a pager on a terminal, as Markdown elsewhere.
 
-    Raises:
-        CommandLineError: neither a command nor a topic has this name.
+    Raises CommandLineError: neither a command nor a topic has this name.
     """
     topics = _list_topics()
     name = name.replace("-", "_")

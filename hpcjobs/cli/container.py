@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import hpcjobs
-from hpcjobs.cli.arguments import CommandLineError, VerbGroup
+from hpcjobs.cli.arguments import CommandLineError, verb_group
 from hpcjobs.cli.completion import complete_images, complete_recipes
 from hpcjobs.cli.output import Json, SiteName, note, opt, print_output, print_table
 from hpcjobs.cli.terminal import write_document
@@ -22,13 +22,8 @@ from hpcjobs.units import clock
 if TYPE_CHECKING:
     from hpcjobs.containers.images import ImageFacts, ImageManifest
 
-app = typer.Typer(cls=VerbGroup, rich_markup_mode=None, add_completion=False, no_args_is_help=True)
+app = verb_group("Images: build them from recipes, list them, check one against a site.")
 _NOT_FIT = 5
-
-
-@app.callback()
-def container() -> None:
-    """Images: build them from recipes, list them, check one against a site."""
 
 
 @app.command()

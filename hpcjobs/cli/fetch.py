@@ -51,8 +51,7 @@ def find_target(remote: str | None, site: str | None, *, verb: str) -> Target | 
     ``remote`` was typed, or is HPCJOBS_REMOTE: a site, or a host of ssh. Else the command's site says, when it has a
     login host and this machine has no sbatch.
 
-    Raises:
-        HpcJobsError: the site of ``--remote`` has no login host.
+    Raises HpcJobsError: the site of ``--remote`` has no login host.
     """
     where = remote or os.environ.get(VARIABLE) or None
     if where == HERE or (remote is None and verb in _OF_THIS_MACHINE):

@@ -308,8 +308,7 @@ def sbatch_options(arguments: Sequence[str], flags: Mapping[str, object]) -> dic
 
     ``flags`` are options that were given by flags of their own (None: not given), and are part of the answer.
 
-    Raises:
-        RequestError: no such option, or its flag was given too.
+    Raises RequestError: no such option, or its flag was given too.
     """
     options = {name: value for name, value in flags.items() if value is not None}
     by_o: dict[str, object] = {}

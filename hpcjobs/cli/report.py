@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from hpcjobs.cli.arguments import VerbGroup
+from hpcjobs.cli.arguments import verb_group
 from hpcjobs.cli.completion import complete_jobs, complete_states, complete_studies, complete_sweeps
 from hpcjobs.cli.output import Json, SiteName, note, opt, print_output, print_table
 from hpcjobs.cli.terminal import raw
@@ -32,12 +32,7 @@ _MORE_HEADERS: Final = {"GPU": "gpu_utilization", "LIMIT": "time_limit_s", "EXIT
 _WATCH_S: Final = 60.0
 """Between two tables of --watch: each asks slurmdbd."""
 
-app = typer.Typer(cls=VerbGroup, rich_markup_mode=None, add_completion=False, no_args_is_help=True)
-
-
-@app.callback()
-def report() -> None:
-    """Reports on jobs (from the accounting), scaling studies and sweeps, and what to request next time."""
+app = verb_group("Reports on jobs (from the accounting), scaling studies and sweeps, and what to request next time.")
 
 
 @app.command()
@@ -177,8 +172,7 @@ class JobColumn(NamedTuple):
 def _choose_columns(text: str | None) -> list[JobColumn]:
     """The columns of the table: headers in any case, or columns of the accounting.
 
-    Raises:
-        RequestError: no column of that name.
+    Raises RequestError: no column of that name.
     """
     from hpcjobs.jobstats.columns import COLUMNS
 

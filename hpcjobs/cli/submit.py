@@ -225,8 +225,7 @@ def _find_size(
 ) -> "tuple[SizeAnswer, list[Layer]]":  # fmt: skip
     """The size for the options that are ``auto``, and the layers of the run with it.
 
-    Raises:
-        RequestError: an option is wrong, or no size was found.
+    Raises RequestError: an option is wrong, or no size was found.
     """
     from hpcjobs.job.plan import read_layers
 

@@ -52,9 +52,8 @@ def is_batch_script(path: Path) -> bool:
 def read_batch_script(path: Path) -> BatchScript:
     """The options of the script at ``path``.
 
-    Raises:
-        RequestError: not a script for sbatch, an unknown option of sbatch, an option without its value, or
-            an option of another scheduler that is not to be ignored.
+    Raises RequestError: not a script for sbatch, an unknown option of sbatch, an option without its value, or an option
+    of another scheduler that is not to be ignored.
     """
     text = _read_header(path)
     if "\r\n" in text:
@@ -88,8 +87,7 @@ def _refuse_lines_of_others(text: str, path: Path) -> None:
 def parse_line(text: str, where: str, *, number: int = 0) -> Iterator[Directive]:
     """The options that ``text``, the rest of a line with options, names.
 
-    Raises:
-        RequestError: as `read_batch_script`.
+    Raises RequestError: as `read_batch_script`.
     """
     return _parse(_split(text, where), number, where)
 
@@ -194,8 +192,7 @@ _STREAMS = frozenset(("output", "error", "input"))
 def check_passed_through(field: str, options: Sequence[str], source: str) -> None:
     """Refuse an unknown option, one with an option of hpcjobs, and one that would break the job.
 
-    Raises:
-        RequestError: names the option and the alternative.
+    Raises RequestError: names the option and the alternative.
     """
     for option in options:
         text = f"{field} {option!r} ({source})"
@@ -242,8 +239,7 @@ def batch_layers(layers: Sequence[Layer]) -> list[Layer]:
     A file with lines of options is one, unless a launcher is named that starts it as a task. The launcher ``batch``
     makes any script one.
 
-    Raises:
-        RequestError: a line that sbatch would not understand, or hpcjobs cannot honour.
+    Raises RequestError: a line that sbatch would not understand, or hpcjobs cannot honour.
     """
     wrapped = _last(layers, "wrap")
     launcher = _last(layers, "launcher")

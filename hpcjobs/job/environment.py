@@ -43,8 +43,7 @@ def shell_files(script: str) -> dict[str, str]:
 def locate_run_root(site: Site, chdir: Path) -> Path:
     """The absolute ``run_root`` of ``site`` for a job that starts in ``chdir``; links are followed to see where it is.
 
-    Raises:
-        RequestError: a variable in it is not set here, or each node has a separate folder there.
+    Raises RequestError: a variable in it is not set here, or each node has a separate folder there.
     """
     # Cron and containers often leave USER out.
     variables = {"USER": user_name(), **os.environ}
@@ -182,8 +181,7 @@ _NOT_IN_IMAGE = {
 def check_env(env: Mapping[str, str], sources: Mapping[str, str], *, in_image: bool = False) -> None:
     """Refuse variables that would not reach the program unchanged.
 
-    Raises:
-        RequestError: names the variable, its source and its setter.
+    Raises RequestError: names the variable, its source and its setter.
     """
     for name in env:
         if owner := _owner(name):

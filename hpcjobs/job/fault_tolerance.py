@@ -77,8 +77,7 @@ def avoided_on(site: str) -> dict[str, str]:
 def named_nodes(nodelist: str | None) -> set[str]:
     """The nodes that ``--nodelist`` names; none where it names a file of them, as it may (anything with a ``/``).
 
-    Raises:
-        RequestError: not a list of hosts.
+    Raises RequestError: not a list of hosts.
     """
     if not nodelist or "/" in nodelist:
         return set()
@@ -154,8 +153,7 @@ _SECRET = "its address is a secret: write it to a file that only you can read, a
 def events(spec: JobSpec) -> tuple[str, ...]:
     """The events to report; all that there are unless the request names some.
 
-    Raises:
-        RequestError: no such event, or no way to report it.
+    Raises RequestError: no such event, or no way to report it.
     """
     if spec.notify_on is None:
         return tuple(MAIL_TYPES)
@@ -173,8 +171,7 @@ def events(spec: JobSpec) -> tuple[str, ...]:
 def mail_options(spec: JobSpec, site: Site) -> dict[str, str]:
     """``mail_type`` and ``mail_user`` for Slurm, which sends the mail; empty: no mail is wanted.
 
-    Raises:
-        RequestError: the site has no Slurm.
+    Raises RequestError: the site has no Slurm.
     """
     addresses = [arg.partition(":")[2] for arg in spec.notify if arg.partition(":")[0] == "mail"]
     if not addresses:
@@ -201,8 +198,7 @@ def complete_address(values: Values, site: Site) -> None:
 def notify_words(spec: JobSpec, site: Site, name: str) -> tuple[str, ...]:
     """Return the options of ``notify.sh``; empty: the job itself sends no reports.
 
-    Raises:
-        RequestError: a report that cannot be made.
+    Raises RequestError: a report that cannot be made.
     """
     on = ",".join(events(spec))
     targets = tuple(arg for text in spec.notify for arg in _target(text))

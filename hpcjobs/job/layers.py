@@ -21,8 +21,7 @@ def make_spec(program: str | Sequence[str], options: Mapping[str, object]) -> Jo
 
     None means "not given", except for a field of `Resources`, which it clears.
 
-    Raises:
-        RequestError: no such option, or a value that it cannot have.
+    Raises RequestError: no such option, or a value that it cannot have.
     """
     env = options.get("env")
     if not isinstance(env, Mapping | None):
@@ -38,8 +37,7 @@ def make_spec(program: str | Sequence[str], options: Mapping[str, object]) -> Jo
 def checked_spec(spec: JobSpec) -> JobSpec:
     """``spec`` with every value of its declared type: Python checks none when a `JobSpec` is made.
 
-    Raises:
-        RequestError: a value of another type.
+    Raises RequestError: a value of another type.
     """
     try:
         fields = msgspec.to_builtins(spec)
@@ -128,8 +126,7 @@ def merge_resources(layers: Sequence[Layer], site: Site, *, batch: bool = False)
     A batch script gets no defaults of the site. For other programs a total of tasks or GPUs
     that a layer names replaces nodes and tasks per node of the site's defaults, and a list of nodes their number.
 
-    Raises:
-        RequestError: a partition that the site does not have.
+    Raises RequestError: a partition that the site does not have.
     """
     values = Values()
     if batch:
@@ -171,8 +168,7 @@ def _drop_shares_of_gpus(values: Values, of_site: Collection[str]) -> None:
 def named_partitions(values: Values, site: Site) -> dict[str, Partition]:
     """Return the named partitions; the first brings its defaults. A local site's only one describes its machine.
 
-    Raises:
-        RequestError: the site has no partition of that name.
+    Raises RequestError: the site has no partition of that name.
     """
     text = values["partition"] or (None if site.kind.has_partitions else site.default_partition)
     if text is None or not site.partitions:

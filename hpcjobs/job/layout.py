@@ -20,8 +20,7 @@ def read_host_file(path: str, source: str) -> list[str]:
     Args:
         source: the option that names the file, for messages.
 
-    Raises:
-        RequestError: it cannot be read, or names no node.
+    Raises RequestError: it cannot be read, or names no node.
     """
     try:
         lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
@@ -104,8 +103,7 @@ def lay_out(values: Values, partition: Partition | None, *, one_machine: bool, s
     nodes of ``partition`` that share tasks and GPUs evenly, and at least all of ``nodelist``: sbatch gives a job all
     of them; ``spare`` of them take no part.
 
-    Raises:
-        RequestError: the nodes cannot share them evenly, or numbers or named nodes contradict each other.
+    Raises RequestError: the nodes cannot share them evenly, or numbers or named nodes contradict each other.
     """
     _read_named_nodes(values)
     for field in GPU_FIELDS:

@@ -177,9 +177,8 @@ class DoesNotFitError(RequestError):
 def check_limits(job: Job, site: Site, partitions: Mapping[str, Partition]) -> None:
     """Compare ``job`` with ``partitions`` (one match is enough) and with its QOS.
 
-    Raises:
-        DoesNotFitError: one line per limit exceeded, each with the option, where it was read,
-            the limit, and the file of the limit.
+    Raises DoesNotFitError: one line per limit exceeded, each with the option, where it was read, the limit, and the
+    file of the limit.
     """
     problems = [*_request_problems(job), *_license_problems(job, site)]
     if job.kind.takes_sbatch_options:
@@ -318,9 +317,8 @@ def with_policies(job: Job) -> Job:
 
     Policies of its cluster, of its site file, and of the files with the policies that applied before.
 
-    Raises:
-        RequestError: one line per violated rule, each with the request, its source, and the file
-            and line of the rule.
+    Raises RequestError: one line per violated rule, each with the request, its source, and the file and line of the
+    rule.
     """
     clusters = (
         find_clusters(job.sbatch, job.slurm_conf) if job.kind.takes_sbatch_options and list_centre_files() else ()
@@ -333,8 +331,7 @@ def with_policies(job: Job) -> Job:
 def check_change(job: Job, changed: Job, policies: Sequence[AppliedPolicy]) -> None:
     """Compare ``changed``, the new version of ``job``, with ``policies``; unchanged values are accepted.
 
-    Raises:
-        RequestError: as `with_policies`.
+    Raises RequestError: as `with_policies`.
     """
     before = {text for applied in policies for text, _ in _problems(job, applied)}
     after = [(applied, problem) for applied in policies for problem in _problems(changed, applied)]

@@ -64,8 +64,7 @@ def plan(
         options: fields of `JobSpec` (``retries="on"``) and of `Resources`, which are sbatch's long options with
             underscores (``nodes=4``, ``time="2h"``); they win over ``request``.
 
-    Raises:
-        ConfigError: a file is wrong. RequestError: an option is wrong, or the job does not fit the site.
+    Raises ConfigError: a file is wrong. RequestError: an option is wrong, or the job does not fit the site.
     """
     if spec is None:
         named = with_project(request if isinstance(request, JobSpec) else make_spec(request, {}))
@@ -132,8 +131,7 @@ def read_layers(spec: Layer | Sequence[Layer] | str | Path) -> list[Layer]:
 def plan_of(job: Job, run_dir: Path, *, made_by: str, allow_untrusted: bool = False) -> Plan:
     """Return the submission of ``job`` with this run folder; ``allow_untrusted`` as in `plan`.
 
-    Raises:
-        RequestError: a policy of the centre refuses it.
+    Raises RequestError: a policy of the centre refuses it.
     """
     job = with_policies(job)
     untrusted: list[Path] = []
@@ -263,8 +261,7 @@ def _own_checkpoints(job: Job) -> Iterator[str]:
 def refuse_options_after_program(job: Job) -> None:
     """Refuse options of submit among the arguments of a file that has none of these names: the job would lack them.
 
-    Raises:
-        RequestError: there are some, and the request does not say ``no_check``.
+    Raises RequestError: there are some, and the request does not say ``no_check``.
     """
     if any(layer.spec.no_check for layer in job.layers):
         return

@@ -26,8 +26,7 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z", re.ASCII)
 def program_words(program: str | Sequence[str]) -> tuple[str, ...]:
     """The words of ``program``; a text is split like a shell line: ``train.py --lr 1``.
 
-    Raises:
-        RequestError: a quotation that is not closed, or a text that only a shell can run.
+    Raises RequestError: a quotation that is not closed, or a text that only a shell can run.
     """
     if not isinstance(program, str):
         return tuple(program)
@@ -60,8 +59,7 @@ def program_argv(program: tuple[str, ...], *, python: str, chdir: Path) -> tuple
     A dotted module runs as ``python -u -m``, a ``.py`` file as ``python -u FILE``, other programs directly. A
     bundled trainer's name and a module of hpcjobs run without the modules of the folder that they start in.
 
-    Raises:
-        RequestError: no program, or its file is missing or not executable.
+    Raises RequestError: no program, or its file is missing or not executable.
     """
     if not program:
         raise RequestError(
@@ -144,8 +142,7 @@ TRAINER_MODULE = "hpcjobs.trainers."
 def check_program(program: Sequence[str], site: Site, *, python: str, chdir: Path, in_image: bool) -> None:
     """Check the flags of a bundled trainer; without an image on this machine also that command or module exists.
 
-    Raises:
-        RequestError: the program would fail at its start; has its message.
+    Raises RequestError: the program would fail at its start; has its message.
     """
     first, *arguments = program
     if (trainer := first.removeprefix(TRAINER_MODULE)) in trainers.NAMES:

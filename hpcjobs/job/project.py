@@ -58,8 +58,7 @@ class Requested(NamedTuple):
 def read_project(path: Path) -> Project:
     """The project file ``path``.
 
-    Raises:
-        ConfigError: the file is wrong, or another user owns it and it is not trusted.
+    Raises ConfigError: the file is wrong, or another user owns it and it is not trusted.
     """
     if not is_ours(path):
         raise refusal_of_file("project file", path)
@@ -86,8 +85,7 @@ def with_project(request: JobSpec) -> Requested:
 
     Arguments after the name are appended to the job's program.
 
-    Raises:
-        ConfigError: the project file is wrong. RequestError: it has several jobs, and none is named.
+    Raises ConfigError: the project file is wrong. RequestError: it has several jobs, and none is named.
     """
     name, *arguments = request.program or (None,)
     if request.wrap is not None or name in trainers.NAMES or (name is not None and not _NAME.match(name)):
@@ -109,8 +107,7 @@ def with_project(request: JobSpec) -> Requested:
 def layers_of_text(text: str, path: Path) -> tuple[Layer, ...]:
     """The layers of the job at the top of a project file ``path`` that has the content ``text``.
 
-    Raises:
-        ConfigError: the text is wrong.
+    Raises ConfigError: the text is wrong.
     """
     tree = read_tree(path, text)
     return _layers_of(convert_tree(split_programs(tree), Project, [YamlFile(path, text, tree)]), None, path)
@@ -131,8 +128,7 @@ def _layers_of(project: Project, name: str | None, path: Path) -> tuple[Layer, .
 def refuse_job_name(program: Sequence[str]) -> None:
     """Refuse the name of a job of the project file, for verbs that take a program alone.
 
-    Raises:
-        RequestError: ``program`` is one, and no command of this machine.
+    Raises RequestError: ``program`` is one, and no command of this machine.
     """
     if program and program[0] in project_jobs(Path.cwd()) and shutil.which(program[0]) is None:
         raise RequestError(
@@ -173,8 +169,7 @@ def project_text(request: JobSpec, site: str | None = None) -> str:
 
     Options that are passed to sbatch unread stay in the script, which is read again at each submission.
 
-    Raises:
-        RequestError: a line of the script is not an option of sbatch.
+    Raises RequestError: a line of the script is not an option of sbatch.
     """
     of_script = [replace(layer.spec, sbatch=()) for layer in batch_layers([Layer("flag", request)])]
     specs = [*of_script, request]

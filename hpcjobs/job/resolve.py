@@ -57,9 +57,8 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
     Precedence: site defaults < partition defaults < layers in order. An explicit null clears; of ``exclude`` it
     clears ``avoid`` too.
 
-    Raises:
-        RequestError: no program, an unknown partition or launcher, or a limit exceeded; every
-            limit that is exceeded is named at once.
+    Raises RequestError: no program, an unknown partition or launcher, or a limit exceeded; every limit that is exceeded
+    is named at once.
     """
     spec, sources = _merge_layers(layers)
     batch = next((layer for layer in layers if layer.batch_script is not None), None)

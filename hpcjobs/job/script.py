@@ -43,8 +43,7 @@ def sbatch_options(job: Job) -> list[Option]:
 
     The site's ``directives`` rename or remove options; passed-through options (``sbatch``) come last.
 
-    Raises:
-        RequestError: GPUs are requested twice, or cannot be shared by the tasks.
+    Raises RequestError: GPUs are requested twice, or cannot be shared by the tasks.
     """
     options = [mapped for option in _plain_options(job) for mapped in _site_spelling(job, option)]
     return _with_one_gres(options + [_split(extra) for extra in job.sbatch])
@@ -132,8 +131,7 @@ def _split(text: str) -> Option:
 def check_script(script: str, job: Job) -> None:
     """Refuse a line of another scheduler, which sbatch reads wherever it stands.
 
-    Raises:
-        RequestError: names the line.
+    Raises RequestError: names the line.
     """
     for line in script.split("\n") if job.kind.takes_sbatch_options else ():
         if line.startswith(MARKS_OF_OTHERS):
@@ -199,9 +197,8 @@ def render(job: Job, run_dir: Path, *, made_by: str, by_hand: bool = False, untr
 
     A template of the current folder that is not trusted is added to ``untrusted``, where that is a list.
 
-    Raises:
-        ConfigError: no such template, it uses an undefined name, or is not trusted.
-        RequestError: a value that no ``#SBATCH`` line can hold, or a line that the template may not have.
+    Raises ConfigError: no such template, it uses an undefined name, or is not trusted. RequestError: a value that no
+    ``#SBATCH`` line can hold, or a line that the template may not have.
     """
     with _explain_errors(job):
         template = _environment(untrusted).get_template(f"{job.template}{SUFFIX}")

@@ -56,8 +56,7 @@ class Remote:
     def ask(self, arguments: Sequence[str], *, given: str | None = None) -> dict[str, Any]:
         """The JSON answer to ``arguments``; messages go to the terminal. ``given`` is the standard input.
 
-        Raises:
-            HpcJobsError: it failed there, or its answer is not JSON.
+        Raises HpcJobsError: it failed there, or its answer is not JSON.
         """
         return self._ask(self._command(arguments), given)
 
@@ -139,8 +138,7 @@ def _is_to_node(way: Tunnel) -> bool:
 def find_json(output: str) -> dict[str, Any]:
     """The JSON object in ``output``: a login node's profile may print lines before and after it.
 
-    Raises:
-        HpcJobsError: no JSON object in it.
+    Raises HpcJobsError: no JSON object in it.
     """
     decoder = json.JSONDecoder()
     starts = [0, *(position + 1 for position, letter in enumerate(output) if letter == "\n")]
@@ -200,8 +198,7 @@ def connect(remote: Remote, arguments: Sequence[str], *, token: str | None, say:
     end the session. ``token`` goes to the login node by standard input. Returns the exit code: not 0 if the session
     could not be ended.
 
-    Raises:
-        HpcJobsError: it could not be reached, or the session does not answer.
+    Raises HpcJobsError: it could not be reached, or the session does not answer.
     """
     if "--dry-run" in arguments:
         return remote.show(arguments)
@@ -226,8 +223,7 @@ def connect(remote: Remote, arguments: Sequence[str], *, token: str | None, say:
 def follow(remote: Remote, arguments: Sequence[str], *, say: Say) -> int:
     """Keep a tunnel to the session of ``hpcjobs ARGUMENTS`` (``jupyter open ...``) until Ctrl-C; the session runs on.
 
-    Raises:
-        HpcJobsError: no such session, or it does not answer.
+    Raises HpcJobsError: no such session, or it does not answer.
     """
     answer = remote.ask([*arguments, "--json"])
     job_id = read_word(answer, "job_id")
@@ -338,8 +334,7 @@ class _Link:
     def _await_page(self, tunnel: Popen[bytes]) -> bool:
         """Whether a server answers through the tunnel.
 
-        Raises:
-            HpcJobsError: no answer, and none in any earlier tunnel: the address is wrong, not the link.
+        Raises HpcJobsError: no answer, and none in any earlier tunnel: the address is wrong, not the link.
         """
         end = time.monotonic() + _ANSWER_S
         while not answers(self._port):
@@ -375,8 +370,7 @@ def _read_way(answer: Mapping[str, Any], login: str) -> tuple[Connection, Tunnel
 
     The login host itself is called ``login``, as the user named it: a command in the answer runs on no third host.
 
-    Raises:
-        HpcJobsError: a word of it would be an option of ssh, which can run programs here, or is not a host name.
+    Raises HpcJobsError: a word of it would be an option of ssh, which can run programs here, or is not a host name.
     """
     try:
         connection, way = Connection(**answer["connection"]), Tunnel(**answer["way"])

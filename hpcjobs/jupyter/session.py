@@ -87,8 +87,7 @@ def session_request(
         idle: end after this time without activity (``30m``; ``never``); default: the site's.
         token: instead of one that is made on the node; never in a command line.
 
-    Raises:
-        ConfigError: a file is wrong. RequestError: the session does not fit the site.
+    Raises ConfigError: a file is wrong. RequestError: the session does not fit the site.
     """
     where = site if isinstance(site, Site) else load_site(site or default_site())
     if where.jupyter.python is not None:
@@ -165,8 +164,7 @@ def _python(text: str) -> list[str]:
 def private_token(path: Path) -> str:
     """The token in ``path``; ``-`` is standard input.
 
-    Raises:
-        RequestError: no such file, others may read it, or its content is not a token.
+    Raises RequestError: no such file, others may read it, or its content is not a token.
     """
     try:
         from_pipe = str(path) == "-"
@@ -254,8 +252,7 @@ def check(job: Job, kind: str) -> None:
     Only a Python named by its path can be checked here. One that does not start here may start on a node with its
     modules; the node then reports missing packages, seconds after the start.
 
-    Raises:
-        RequestError: the Python is too old, or lacks packages.
+    Raises RequestError: the Python is too old, or lacks packages.
     """
     python = Path(job.python)
     if job.container is not None or not python.is_absolute() or not os.access(python, os.X_OK):
@@ -280,8 +277,7 @@ def check(job: Job, kind: str) -> None:
 def check_relay(settings: Settings) -> None:
     """Refuse a session if its relay could not listen on the login host.
 
-    Raises:
-        RequestError: the path of its socket would be too long.
+    Raises RequestError: the path of its socket would be too long.
     """
     if settings.srun is None or settings.ssh_to_nodes:
         return
@@ -333,9 +329,8 @@ class Session(NamedTuple):
 def start(request: SessionRequest) -> Entry:
     """Submit the session.
 
-    Raises:
-        RequestError: its Python has no Jupyter, as far as that can be known here, or no laptop could reach it.
-        SchedulerError: refused.
+    Raises RequestError: its Python has no Jupyter, as far as that can be known here, or no laptop could reach it.
+    SchedulerError: refused.
     """
     check(request.plan.job, request.settings.kind)
     check_relay(request.settings)
@@ -363,8 +358,7 @@ def await_answer(entry: Entry, *, progress: Progress) -> Session:
 
     The queue is asked after a second, then every ten; the session's own files are looked at in between.
 
-    Raises:
-        HpcJobsError: the job ended first, with the last lines of its log.
+    Raises HpcJobsError: the job ended first, with the last lines of its log.
     """
     due, outage = time.monotonic() + _FIRST_ASK_S, Outage()
     while True:

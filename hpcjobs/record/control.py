@@ -163,10 +163,8 @@ class ControlDir:
         """The job that continues this one. Without a submission time in the file, the file's own time counts."""
         path = self._file("continued")
         try:
-            job_id, submitted, *_ = [*read_text(path).split(), None, None]
-            if job_id is None:
-                return None
-            return Continuation(job_id, os.stat(path).st_mtime if submitted is None else float(submitted))
+            words = read_text(path).split()
+            return Continuation(words[0], float(words[1]) if words[1:] else os.stat(path).st_mtime) if words else None
         except (OSError, ValueError):
             return None
 

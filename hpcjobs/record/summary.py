@@ -207,8 +207,7 @@ class RunSummary:
     def read(cls, folder: Path) -> RunSummary:
         """Read ``summary.json`` of ``folder``; keys that this version does not know are left out.
 
-        Raises:
-            OSError: it cannot be read. ValueError: it holds another value.
+        Raises OSError: it cannot be read. ValueError: it holds another value.
         """
         return convert(read_summary(folder / SUMMARY), cls)
 
@@ -216,8 +215,7 @@ class RunSummary:
 def read_summary(path: AnyPath) -> dict[str, Any]:
     """Read all keys of a ``summary.json`` of any program, NaN and infinities restored.
 
-    Raises:
-        OSError: it cannot be read. ValueError: it holds no JSON object.
+    Raises OSError: it cannot be read. ValueError: it holds no JSON object.
     """
     try:
         results = decode_object(read_regular(path))

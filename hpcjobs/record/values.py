@@ -55,8 +55,7 @@ def _without_those(value: Any, name: str, names: Dict[str, str]) -> Any:
 def decode_object(text: bytes) -> Optional[Dict[str, Any]]:
     """The object that a line or file holds, with its numbers that JSON does not have; None: it holds another value.
 
-    Raises:
-        ValueError: it is no JSON. RecursionError: it is nested too deeply.
+    Raises ValueError: it is no JSON. RecursionError: it is nested too deeply.
     """
     raw = json.loads(text.decode("utf-8"))  # which also reads a bare NaN, as other programs write it
     return restore(raw) if isinstance(raw, dict) else None

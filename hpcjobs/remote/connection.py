@@ -70,8 +70,7 @@ class LoginConnection:
     def open(self) -> None:
         """Connect, unless the connection is open. ssh prints its messages and asks in the terminal.
 
-        Raises:
-            NoConnectionError: ssh did not get through.
+        Raises NoConnectionError: ssh did not get through.
         """
         if self.is_open():
             return
@@ -136,8 +135,7 @@ class LoginConnection:
     def copy(self, arguments: Sequence[str], *, given: str = "") -> None:
         """Run rsync; its ``arguments`` name a path there by `path_there`, ``given`` is its standard input.
 
-        Raises:
-            HpcJobsError: it failed. NoConnectionError: the connection was lost. CommandMissingError: no rsync here.
+        Raises HpcJobsError: it failed. NoConnectionError: the connection was lost. CommandMissingError: no rsync here.
         """
         ssh = ["ssh", *self.options, *_AS_TYPED]
         if self.login.port is not None:
@@ -173,8 +171,7 @@ def last_lines(text: str) -> str:
 def _read_settings(destination: str) -> dict[str, str]:
     """The settings of ssh for a host, from ~/.ssh/config and its defaults.
 
-    Raises:
-        HpcJobsError: ssh refuses its configuration.
+    Raises HpcJobsError: ssh refuses its configuration.
     """
     answer = programs.run(["ssh", "-G", destination])
     if answer.code != 0:
@@ -186,8 +183,7 @@ def _read_settings(destination: str) -> dict[str, str]:
 def _socket_folder() -> str:
     """A private folder for the sockets of connections, its path short enough for them.
 
-    Raises:
-        HpcJobsError: others may write to the folder.
+    Raises HpcJobsError: others may write to the folder.
     """
     runtime = runtime_dir()
     folders = [cache_dir() / "ssh", *([runtime / "ssh"] if runtime is not None else [])]

@@ -103,8 +103,7 @@ class LoginHost:
     def prepare(self) -> RemoteFolders:
         """Make the folders, install hpcjobs and send the site files where they are not there yet.
 
-        Raises:
-            HpcJobsError: that is not possible; names the reason.
+        Raises HpcJobsError: that is not possible; names the reason.
         """
         login = self._connection.login
         script = _PREPARE.format(
@@ -199,8 +198,7 @@ def pack_sites(named: Path | None) -> SiteFiles:
 
     Files of the project are copied with the code.
 
-    Raises:
-        ConfigError: ``named`` is of a project and not trusted, or a file that it extends is missing.
+    Raises ConfigError: ``named`` is of a project and not trusted, or a file that it extends is missing.
     """
     packed = io.BytesIO()
     folders = {"named": _chain_beside(named), "user": site_files("user"), "centre": site_files("centre")}
@@ -274,8 +272,7 @@ def copy_code(code: CodeFolder, connection: LoginConnection, target: str) -> Non
 
     Files that jobs have written there stay.
 
-    Raises:
-        RequestError: too much, or a home folder. HpcJobsError: rsync failed.
+    Raises RequestError: too much, or a home folder. HpcJobsError: rsync failed.
     """
     files = sorted(map(str, _chosen_files(code.root)))
     record = _record(connection, target)
@@ -395,8 +392,7 @@ class Target(NamedTuple):
 def choose_place(root: Path, name: str | PurePosixPath) -> Path:
     """The path below ``root`` for a file or folder that a login host calls ``name``; never outside or through a link.
 
-    Raises:
-        HpcJobsError: the name leads elsewhere, or to a folder of git.
+    Raises HpcJobsError: the name leads elsewhere, or to a folder of git.
     """
     parts = PurePosixPath(name).parts
     wrong = any(part in ("/", "..") or "\0" in part or part.lower() in _OF_GIT for part in parts)
@@ -424,8 +420,7 @@ class Laptop:
     def connect(self, *, with_code: bool) -> None:
         """Open the connection and prepare the login host; ``with_code``: copy the current code too.
 
-        Raises:
-            HpcJobsError: that is not possible.
+        Raises HpcJobsError: that is not possible.
         """
         self.connection.open()
         self._place = self._host.prepare()
@@ -452,8 +447,7 @@ class Laptop:
         If it ``submits``, the code is copied first, and a connection that breaks is opened again; no job is submitted
         twice. Files that the command was asked to write are fetched.
 
-        Raises:
-            NoConnectionError: the login host is out of reach.
+        Raises NoConnectionError: the login host is out of reach.
         """
         self.connect(with_code=submits)
         if not submits:
@@ -525,8 +519,7 @@ class Laptop:
     def fetch(self, path: str, local: Path, *, without: Iterable[str] = ()) -> None:
         """Copy a file or folder of the login host to ``local``, without links and execute bits.
 
-        Raises:
-            HpcJobsError: it cannot be read there, or written here.
+        Raises HpcJobsError: it cannot be read there, or written here.
         """
         local.parent.mkdir(parents=True, exist_ok=True)
         test = self.connection.run(f"[ -d {shlex.quote(path)} ]")

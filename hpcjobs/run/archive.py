@@ -60,8 +60,7 @@ def archive(entry: Entry, path: Path | None = None, *, connect: Connect = connec
 
     ``sha256sum -c SHA256SUMS`` checks it once it is unpacked.
 
-    Raises:
-        RequestError: the job has not ended, its folder is not there, or a file cannot be read or written.
+    Raises RequestError: the job has not ended, its folder is not there, or a file cannot be read or written.
     """
     run_dir = Path(entry.run_dir)
     if not os.path.isdir(run_dir):
@@ -164,8 +163,7 @@ def select_old(
 ) -> Choice:
     """Jobs that ended at least ``age_s`` seconds ago, in one of ``states``, with at least ``min_size`` bytes.
 
-    Raises:
-        SchedulerError: whether a job was started again is not known.
+    Raises SchedulerError: whether a job was started again is not known.
     """
     before = time.time() - age_s
     mine = [entry for entry in entries_of(site) if entry.submitted <= before and entry.user in (None, user_name())]
@@ -234,8 +232,7 @@ def remove(jobs: Iterable[Old]) -> list[Old]:
 
     The scheduler may remove its files of the jobs, too.
 
-    Raises:
-        RequestError: the environment is read-only.
+    Raises RequestError: the environment is read-only.
     """
     refuse_change("remove run folders")
     removed = [job for job in jobs if _remove_folder(job.entry.run_dir)]

@@ -27,8 +27,7 @@ _GPU_OPTIONS = frozenset(("gres", *(OPTIONS[field.replace("_", "-")].name for fi
 def count_against_budget(job: Job, command: Command = "sbatch") -> AbstractContextManager[GiveBack]:
     """Submit ``job`` inside: it is counted first, with the most that it may use, and not if it was not accepted.
 
-    Raises:
-        ConfigError: the variable is not a budget. RequestError: the job could exceed the rest of it.
+    Raises ConfigError: the variable is not a budget. RequestError: the job could exceed the rest of it.
     """
     if guards.budget_text() is None:
         return guards.count(job.name, Amounts(0, 0, 0, 0))

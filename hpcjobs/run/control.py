@@ -51,9 +51,8 @@ def cancel(entries: Iterable[Entry], *, only: Collection[State] = (), connect: C
 
     The queue is asked first because an id alone may be another job's by now.
 
-    Raises:
-        RequestError: one of them belongs to another host, cluster or user; then none is cancelled.
-        SchedulerError: it does not answer, or refuses.
+    Raises RequestError: one of them belongs to another host, cluster or user; then none is cancelled. SchedulerError:
+    it does not answer, or refuses.
     """
     outcome = Cancelled([], {}, [])
     chosen = sorted(entries, key=_where)
@@ -140,10 +139,8 @@ identifies its record in the accounting."""
 def control(verb: Verb, entries: Iterable[Entry], *, connect: Connect = connect) -> list[str]:
     """Hold, release or requeue jobs; the ids that Slurm was given.
 
-    Raises:
-        RequestError: a job of this machine, or of another host, cluster or user.
-        UnknownJobError: Slurm does not know one of them.
-        SchedulerError: Slurm refuses, or does not answer.
+    Raises RequestError: a job of this machine, or of another host, cluster or user. UnknownJobError: Slurm does not
+    know one of them. SchedulerError: Slurm refuses, or does not answer.
     """
     ids: list[str] = []
     for scheduler, known in _by_cluster(entries, verb, connect):
@@ -163,9 +160,8 @@ def update(entry: Entry, settings: Sequence[str], *, connect: Connect = connect)
 
     Names are the job's options (``time``), or scontrol's names or their beginnings (``TimeLimit``, ``timel``).
 
-    Raises:
-        RequestError: Slurm cannot change this setting, its value is wrong, or a policy refuses it. Otherwise as
-            `control`.
+    Raises RequestError: Slurm cannot change this setting, its value is wrong, or a policy refuses it. Otherwise as
+    `control`.
     """
     arguments = [_setting(setting) for setting in settings]
     for scheduler, known in _by_cluster([entry], "update", connect):
@@ -303,8 +299,7 @@ def check_settings(settings: Sequence[str], entry: Entry, limit_s: float | None)
     Args:
         limit_s: the time limit that the job has now; None: none.
 
-    Raises:
-        RequestError: a policy refuses the change, or the job's manifest, which is needed for that, cannot be read.
+    Raises RequestError: a policy refuses the change, or the job's manifest, which is needed for that, cannot be read.
     """
     policies = policies_of_job(entry.site, filter(None, (entry.cluster, own_cluster(CLUSTER, entry.slurm_conf))))
     if not policies or entry.is_foreign:  # without a manifest, the request was never checked

@@ -52,8 +52,7 @@ BATCH_SCRIPT = "batch_script"
 def create(plan: Plan, code: CodeState | None) -> None:
     """Make the plan's run folder completely or not at all; ``code``: `code_state` of the folder it runs in.
 
-    Raises:
-        RequestError: the place cannot be written, or the code is too large for a snapshot.
+    Raises RequestError: the place cannot be written, or the code is too large for a snapshot.
     """
     root = plan.run_dir.parent
     try:
@@ -105,8 +104,7 @@ def output_dir(run_dir: Path, job_id: str) -> Path:
 def make_root(root: Path) -> None:
     """Make the folder of run folders, if it is not there.
 
-    Raises:
-        OSError: it cannot be made, or another user has made it where everybody may.
+    Raises OSError: it cannot be made, or another user has made it where everybody may.
     """
     require_unplanted(root)
     if not root.is_dir():
@@ -150,6 +148,7 @@ def _fill(plan: Plan, code: CodeState | None) -> None:
     write_shell_files(plan.run_dir, plan.script)
     if job.batch_script is not None:
         write_beside(plan.run_dir / BATCH_SCRIPT, job.batch_script, mode=0o700)
+    # Last: a folder without it was surely not submitted (`adopt_job`), and one with it has all that its job reads.
     write_beside(plan.run_dir / "job.sh", plan.script, mode=0o700)
 
 
@@ -160,8 +159,7 @@ _SETTINGS = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "safe.bareRepos
 def ask_git(folder: Path, *arguments: str) -> Result:
     """Run ``git ARGUMENTS`` in ``folder`` without its monitors and hooks, and without writing to the repository.
 
-    Raises:
-        CommandMissingError: git is not installed.
+    Raises CommandMissingError: git is not installed.
     """
     return run([*_command(folder, _SETTINGS), *arguments])
 
@@ -266,8 +264,7 @@ _NOT_CODE = frozenset(
 def copy_code(source: Path, target: Path, *, leave_out: Path) -> None:
     """Copy ``source`` to ``target``: files that git tracks or would track; outside git all but the usual caches.
 
-    Raises:
-        RequestError: over 512 MiB; data does not belong in a snapshot.
+    Raises RequestError: over 512 MiB; data does not belong in a snapshot.
     """
     # The copy in a run folder is complete already, and git ignores run folders.
     if source.name == "code" and (source.parent / MANIFEST).is_file():

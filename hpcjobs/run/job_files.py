@@ -369,9 +369,7 @@ def find_start(
 
     The file is read from its end, only as far as needed.
 
-    Raises:
-        ValueError: no line of the file has a time to compare with ``since``.
-        OSError: the file cannot be read.
+    Raises ValueError: no line of the file has a time to compare with ``since``. OSError: the file cannot be read.
     """
     start, accepted, is_dated = path.stat().st_size, 0, False
     if count == 0 or (since is not None and path.stat().st_mtime < since):

@@ -43,8 +43,7 @@ def find_foreign(job_ids: Collection[str], known: Collection[Entry] = (), *, sit
 
     An id of a job of ``known`` is looked for in the queue alone, where another job may have it.
 
-    Raises:
-        SchedulerError: it does not answer.
+    Raises SchedulerError: it does not answer.
     """
     where = site_asked(site)
     kind, conf = scheduler_of(where)
@@ -66,8 +65,7 @@ def find_foreign(job_ids: Collection[str], known: Collection[Entry] = (), *, sit
 def find_foreign_by_name(names: Collection[str], known: Iterable[Entry], *, site: str | None = None) -> list[Entry]:
     """My jobs of these names that are none of ``known``: queued, running, or ended within `FORGOTTEN_S`.
 
-    Raises:
-        SchedulerError: the scheduler does not answer.
+    Raises SchedulerError: the scheduler does not answer.
     """
     where = site_asked(site)
     kind, conf = scheduler_of(where)
@@ -84,8 +82,7 @@ def find_foreign_by_name(names: Collection[str], known: Iterable[Entry], *, site
 def find_ended(known: Iterable[Entry], *, since: float, site: str | None = None) -> list[JobRecord]:
     """My jobs that ended after ``since`` (seconds since 1970) and are none of ``known``: one sacct.
 
-    Raises:
-        SchedulerError: neither the accounting nor the controller answers.
+    Raises SchedulerError: neither the accounting nor the controller answers.
     """
     kind, conf = scheduler_of(site_asked(site))
     if not find_kind(kind).takes_sbatch_options:
@@ -221,8 +218,7 @@ def select_unfinished(*, site: str | None = None) -> list[Entry]:
     """My jobs that have not ended, oldest first: also requeued ones, ones without a run folder, and ones submitted by
     other means.
 
-    Raises:
-        SchedulerError: none is known, and the scheduler does not answer.
+    Raises SchedulerError: none is known, and the scheduler does not answer.
     """
     known, others, errors = survey(since=time.time() - RECENT_S, site=site)
     if not known and errors and not isinstance(errors[0], CommandMissingError):

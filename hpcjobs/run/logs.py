@@ -213,8 +213,7 @@ def existing_paths(entry: Entry) -> list[Path]:
 def lines(entry: Entry, *, rank: int | None = None, selection: Selection = ALL) -> Iterator[str]:
     """All lines until now, array tasks one after the other; ``rank`` selects one rank, without the label.
 
-    Raises:
-        RequestError: the selection names a node the job did not run on, or a time and the log has none.
+    Raises RequestError: the selection names a node the job did not run on, or a time and the log has none.
     """
     for log in _logs(entry, selection._replace(rank=rank) if rank is not None else selection):
         yield from _written(log)
@@ -243,8 +242,7 @@ def follow(
     A job that was requeued is followed on. With ``timestamps`` a line begins with the time at which it was read; before
     lines that were there already are as many blanks.
 
-    Raises:
-        RequestError: as of `lines`.
+    Raises RequestError: as of `lines`.
     """
     watch = Watch([entry], connect=connect, clock=clock, report=report)
     staging = _StagingReports(entry, clock=clock, report=report)

@@ -71,9 +71,8 @@ def plan_rerun(entry: Entry, changes: JobSpec, *, made_by: str, trusts: bool = F
         trusts: also plan a run that this user has not submitted. Otherwise the plan of such a run can only be printed,
             and the files that its manifest names (a configuration of Slurm, a site file, a Python) are not used.
 
-    Raises:
-        RequestError: the manifest cannot be used, the job is part of a sweep or session, does not fit the site, a
-            policy of the centre refuses it, or it is not this user's, not trusted, and to be changed.
+    Raises RequestError: the manifest cannot be used, the job is part of a sweep or session, does not fit the site, a
+    policy of the centre refuses it, or it is not this user's, not trusted, and to be changed.
     """
     run_dir = Path(entry.run_dir)
     manifest = read_manifest(run_dir)
@@ -123,8 +122,7 @@ def resolve_again(job: Job, entry: Entry, changes: JobSpec) -> Job:
     """The request for ``job``, resolved again by its current site, with ``changes`` but without its
     dependencies and hold.
 
-    Raises:
-        RequestError: the manifest is of an older hpcjobs, or the job does not fit the site.
+    Raises RequestError: the manifest is of an older hpcjobs, or the job does not fit the site.
     """
     if not job.layers:
         raise RequestError(

@@ -38,9 +38,8 @@ def select(names: Sequence[str], *, site: str | None = None, foreign: bool = Fal
     job in the queue counts before an earlier one that hpcjobs submitted: a cluster that lost its state gives ids again.
     So may a name that no job of hpcjobs here has.
 
-    Raises:
-        UnknownJobError: a name stands for no job. RequestError: an id that two sites have given out.
-        ConfigError: no such site.
+    Raises UnknownJobError: a name stands for no job. RequestError: an id that two sites have given out. ConfigError: no
+    such site.
     """
     known = entries_of(site)
     of_site = f" of site {site}" if site is not None else ""
@@ -121,8 +120,7 @@ def _with_foreign_names(names: set[str], known: list[Entry], site: str | None) -
 def entries_of(site: str | None) -> list[Entry]:
     """Recorded jobs, oldest first: all of them, or the jobs of ``site``. The site file may be gone.
 
-    Raises:
-        ConfigError: no such site, and no job of it.
+    Raises ConfigError: no such site, and no job of it.
     """
     known = read_index().entries
     if site is None:
@@ -221,8 +219,7 @@ def require_own(entry: Entry, records: Iterable[JobRecord] = ()) -> None:
     Args:
         records: the scheduler's own; a job of this user that runs the folder's script is this user's.
 
-    Raises:
-        RequestError: this user's list lacks the job, or its folder belongs to another user.
+    Raises RequestError: this user's list lacks the job, or its folder belongs to another user.
     """
     script = os.path.join(entry.run_dir, JOB_SCRIPT)
     mine = (None, user_name())  # squeue is asked for this user's jobs alone
@@ -279,8 +276,7 @@ def dependency_on(jobs: Mapping[str, Sequence[str]], *, site: str | None = None)
     ``JOB+10m`` is 10 minutes after that job has started, whatever the kind. A resubmitted job stands for its current
     job.
 
-    Raises:
-        UnknownJobError: a word names no job. RequestError: a job of another cluster, or no delay in whole minutes.
+    Raises UnknownJobError: a word names no job. RequestError: a job of another cluster, or no delay in whole minutes.
     """
     parts: list[str] = []
     for kind, arguments in jobs.items():
@@ -306,8 +302,7 @@ def require_possible(jobs: Mapping[str, Sequence[str]], *, site: str | None = No
     """Refuse a dependency on jobs that have ended otherwise: slurmctld starts a job at once that depends on one which
     it has forgotten, some minutes after its end (MinJobAge).
 
-    Raises:
-        RequestError: one of ``jobs``, by kind (``afterok``), has ended in a way that the kind excludes.
+    Raises RequestError: one of ``jobs``, by kind (``afterok``), has ended in a way that the kind excludes.
     """
     for kind in ("afterok", "afternotok"):
         texts = [text for text in jobs.get(kind, ()) if not _DELAY.match(text)]

@@ -85,8 +85,7 @@ def is_cluster_reachable(scheduler: str, slurm_conf: str | None, cluster: str | 
 def require_reachable(entries: Iterable[Entry]) -> None:
     """Refuse jobs that only another host, cluster or user can say and do anything about.
 
-    Raises:
-        RequestError: there is one.
+    Raises RequestError: there is one.
     """
     for entry in entries:
         if (owner := owner_elsewhere(entry)) is not None:
@@ -192,8 +191,7 @@ def statuses(
 
     With ``errors``, a scheduler that does not answer is noted there, and its jobs are reported as they last wrote.
 
-    Raises:
-        SchedulerError: a scheduler does not answer, and ``errors`` is not given.
+    Raises SchedulerError: a scheduler does not answer, and ``errors`` is not given.
     """
     all_entries = list(entries)
     known: dict[int, list[JobRecord]] = {}
@@ -294,6 +292,7 @@ def _adopt_continuations(entries: Iterable[Entry], queue: Iterable[JobRecord]) -
         others = [r for r in by_script.get(os.path.join(entry.run_dir, JOB_SCRIPT), []) if r.job_id != entry.job_id]
         current = current_id(entry) if others else entry.job_id
         later = [record for record in others if int(record.job_id) > int(current)]
+        # node.pyz writes the line of an attempt before it submits the job that continues it.
         if later and [attempt.job_id for attempt in read_attempts(Path(entry.run_dir))][-1:] == [current]:
             first = min(later, key=lambda record: int(record.job_id))
             write_continuation(entry, Continuation(first.job_id, first.submitted or time.time()))
@@ -414,8 +413,7 @@ def _unknown(entry: Entry) -> JobRecord:
 def keep_accounts(slurm_conf: str, *, connect: Connect = connect) -> None:
     """Ask the cluster before its removal about my jobs without a recorded end; one query of each kind.
 
-    Raises:
-        SchedulerError: it does not answer.
+    Raises SchedulerError: it does not answer.
     """
     for entry, records in statuses(_open(slurm_conf), connect=connect):
         if all(record.state.ended for record in records):  # the cluster is removed now: later corrections cannot come

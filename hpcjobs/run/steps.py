@@ -73,9 +73,8 @@ def attach(
 
     A shell starts on one node, the first one unless ``node`` or ``rank`` names another; other commands on every node.
 
-    Raises:
-        RequestError: the job does not run, is no Slurm job of this cluster or not this user's, or has no such node or
-            rank.
+    Raises RequestError: the job does not run, is no Slurm job of this cluster or not this user's, or has no such node
+    or rank.
     """
     refuse_change("run a program in a job")
     require_reachable([entry])
@@ -170,8 +169,7 @@ def allocate(plan: Plan, arguments: Sequence[str], *, terminal: bool, run: Calla
     Args:
         run: runs the command of the allocation on this terminal, and returns its exit code.
 
-    Raises:
-        RequestError: the site has no Slurm, or the request is for an array or a batch script.
+    Raises RequestError: the site has no Slurm, or the request is for an array or a batch script.
     """
     job = plan.job
     if not job.kind.has_nodes:
@@ -188,6 +186,7 @@ def allocate(plan: Plan, arguments: Sequence[str], *, terminal: bool, run: Calla
     argv = slurm_commands.allocate(flags, terminal=terminal)
     within = ("bash", "-c", '. "$0" && exec "$@"', str(rc), *arguments) if arguments else _interactive_bash(rc)
     env = {name: value for name, value in os.environ.items() if name.startswith("SALLOC_")}
+    # Those of VARIABLES are options of the job already, where its site may have replaced them.
     env = {name: value for name, value in env.items() if name.removeprefix("SALLOC_") not in VARIABLES}
     command = Command((*argv, *within), job.chdir, env | slurm_commands.cluster_env(job.slurm_conf))
     with count_against_budget(job, "salloc") as give_back:
@@ -196,6 +195,7 @@ def allocate(plan: Plan, arguments: Sequence[str], *, terminal: bool, run: Calla
         made = _paths(plan.run_dir)
         try:
             code = run(command)
+            # The shell did not begin: salloc got no nodes, and nothing of the budget was used.
             if code in _NOT_ALLOCATED and not (plan.run_dir / "shell" / STARTED).exists():
                 give_back()
         finally:
@@ -240,8 +240,7 @@ def samples_dir(entry: Entry) -> Path:
 def require_running(entry: Entry, *, connect: Connect = connect) -> JobRecord:
     """The record of a job that has processes now; others are refused.
 
-    Raises:
-        RequestError: the job does not run, is an array, or belongs to another host, cluster or user.
+    Raises RequestError: the job does not run, is an array, or belongs to another host, cluster or user.
     """
     require_reachable([entry])
     if entry.array is not None and entry.task is None:
@@ -288,8 +287,7 @@ class JobSampling:
     def follow(self, *, pause: Callable[[float], None] = time.sleep) -> Iterator[list[NodeSample]]:
         """The newest sample of each node of the attempt that runs, every second, until the job has ended.
 
-        Raises:
-            HpcJobsError: the sampler ended before its first sample, and the job runs.
+        Raises HpcJobsError: the sampler ended before its first sample, and the job runs.
         """
         watch, next_try = Watch([self._entry], progress=self._count_nodes, connect=self._connect), 0.0
         while True:
@@ -401,9 +399,8 @@ class ForeignJob(NamedTuple):
 def find_foreign(name: str, site: Site, *, runner: Runner = run) -> ForeignJob:
     """The running job with the id ``name``, by one question to Slurm.
 
-    Raises:
-        UnknownJobError: Slurm does not know it. RequestError: it does not run, or is an array.
-        SchedulerError: Slurm does not answer.
+    Raises UnknownJobError: Slurm does not know it. RequestError: it does not run, or is an array. SchedulerError: Slurm
+    does not answer.
     """
     slurm = connect(site.scheduler, site.slurm_conf, runner=runner)
     try:

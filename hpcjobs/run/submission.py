@@ -167,6 +167,7 @@ def remember(plan: Plan, taken: Submitted, *, submitted: float | None = None) ->
         array=job.resources.array or None,
         user=user_name(),
     )
+    # The mark of `begin` goes last: after a kill in between the next command finds it, and records the job.
     try:
         write_submitted(plan.run_dir, entry)
     except OSError as error:
@@ -205,10 +206,10 @@ def plan_in(run_dir: Path) -> Plan:
 def adopt_job(run_dir: Path, scheduler: JobQueue) -> Entry | None:
     """Find the job of this folder's script, and record it if necessary; None: no such job.
 
-    Raises:
-        SchedulerError: it does not answer, so there may be one.
+    Raises SchedulerError: it does not answer, so there may be one.
     """
     entry = read_submitted(run_dir)
+    # A record that was copied from another run folder is about the job of that one.
     if entry is not None and os.path.realpath(entry.run_dir) == os.path.realpath(run_dir):
         with suppress(OSError):  # the next command tries again
             if all((known.run_dir, known.job_id) != (entry.run_dir, entry.job_id) for known in index.entries()):
@@ -233,6 +234,7 @@ def read_index() -> index.Index:
 def _adopt(begun: Begun) -> None:
     """Record the job of a submission that was cut short; forget one that surely led to no job."""
     run_dir = Path(begun.run_dir)
+    # Not mounted here, or another cluster's: only who reaches both can say that there is no job.
     if not run_dir.parent.is_dir() or not is_cluster_reachable(begun.scheduler, begun.slurm_conf, begun.cluster):
         return
     entry = adopt_job(run_dir, connect(begun.scheduler, begun.slurm_conf)) if run_dir.is_dir() else None
@@ -262,8 +264,7 @@ class Submission:
     def find_job(self, scheduler: JobQueue) -> Entry | None:
         """The job with this token, awaited while it is being submitted; None: no such job.
 
-        Raises:
-            SchedulerDownError: another login host began it just now, and it is not known how that ended.
+        Raises SchedulerDownError: another login host began it just now, and it is not known how that ended.
         """
         claim = self._await_claim()
         if claim is None:
@@ -276,8 +277,7 @@ class Submission:
     def find_end(self) -> float | None:
         """When the sweep with this token was handed over completely; None: it was not.
 
-        Raises:
-            SchedulerDownError: as `find_job`.
+        Raises SchedulerDownError: as `find_job`.
         """
         claim = self._await_claim()
         if claim is None or claim.finished:

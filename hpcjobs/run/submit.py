@@ -69,10 +69,9 @@ def submit(
     A refused job leaves no files. A submission that a laptop repeats is submitted once: the first job is returned. If
     it is not known whether the scheduler took the job, the run folder stays, so that an accepted job finds it.
 
-    Raises:
-        RequestError: no plan was given, the run folder cannot be made, or another cluster would be asked about the job.
-        ConfigError: it was made by an untrusted site file or template.
-        SchedulerError: the scheduler refused, or did not answer.
+    Raises RequestError: no plan was given, the run folder cannot be made, or another cluster would be asked about the
+    job. ConfigError: it was made by an untrusted site file or template. SchedulerError: the scheduler refused, or did
+    not answer.
     """
     if not isinstance(plan, Plan):
         raise RequestError(f"submit takes a plan, not {plan!r}", hint="hpcjobs.submit(hpcjobs.plan(PROGRAM, ...))")
@@ -91,7 +90,7 @@ def submit(
             text = f"job {entry.job_id} was submitted at {at} by the same command, whose answer got lost; not again"
             warnings.warn(text, HpcJobsWarning, stacklevel=2)
             return JobHandle(entry)
-        once.begin(plan.run_dir)
+        once.begin(plan.run_dir)  # before the job is handed over: a repeated command then asks about this folder
         try:
             return _submit(plan, target, prepare)
         except HpcJobsError as error:
@@ -103,8 +102,7 @@ def submit(
 def _check_cluster(job: Job) -> None:
     """Refuse a job for a cluster that Slurm's other commands would not ask about it.
 
-    Raises:
-        RequestError: names the variable to set.
+    Raises RequestError: names the variable to set.
     """
     if not job.kind.takes_sbatch_options or job.rehearsal:
         return
@@ -143,7 +141,7 @@ def hand_over(plan: Plan, scheduler: JobQueue, *, refused: Callable[[Plan], None
                 accepted = scheduler.submit(plan)
         except (HpcJobsError, OSError) as error:
             if isinstance(error, SchedulerDownError) and error.maybe_taken:
-                submission.keep_begun(begun)
+                submission.keep_begun(begun)  # only the answer may be lost: the next command looks for the job
             else:
                 if refused is not None:
                     refused(plan)
@@ -228,8 +226,7 @@ class JobHandle:
 def find(name: str | int | Path, *, site: str | None = None) -> JobHandle:
     """The job that ``name`` stands for: an id, an array task, a run folder, or a name (the newest of that name).
 
-    Raises:
-        UnknownJobError: no job has this name. RequestError: two sites have given out this id.
+    Raises UnknownJobError: no job has this name. RequestError: two sites have given out this id.
     """
     from hpcjobs.run.select import select
 

@@ -163,10 +163,8 @@ def wait(
     seconds while the accounting lags behind). Errors of a scheduler that has answered before are
     passed to ``report`` and survived.
 
-    Raises:
-        RequestError: one of them belongs to another host, cluster or user, who alone can tell its end.
-        SchedulerError: the scheduler does not answer the first question.
-        TimeoutError: ``timeout_s`` seconds have passed.
+    Raises RequestError: one of them belongs to another host, cluster or user, who alone can tell its end.
+    SchedulerError: the scheduler does not answer the first question. TimeoutError: ``timeout_s`` seconds have passed.
     """
     all_entries = list(entries)
     require_reachable(entry for entry in all_entries if read_accounting(entry) is None)
@@ -207,8 +205,7 @@ def _is_unconfirmed(record: JobRecord) -> bool:
 def _ask_or_read(all_entries: list[Entry], outage: Outage, *, connect: Connect) -> list[Known] | None:
     """The scheduler's records; while it does not answer, the jobs' own ends if all are written, otherwise None.
 
-    Raises:
-        SchedulerError: it has never answered, and a job has not written its end.
+    Raises SchedulerError: it has never answered, and a job has not written its end.
     """
     try:
         now = outage.ask(lambda: statuses(all_entries, connect=connect))

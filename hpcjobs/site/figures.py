@@ -112,8 +112,7 @@ def parse_metric(text: str) -> dict[str, Figure]:
     Behind it may stand ``; name=..; unit=..; better=less; take=last``. Without a name it is the word that stands next
     to the group, or the last key of the path.
 
-    Raises:
-        ValueError: not a figure.
+    Raises ValueError: not a figure.
     """
     options: dict[str, str] = {}
     rest = text.strip()
@@ -150,8 +149,7 @@ def check_metrics(texts: Iterable[str]) -> None:
 def check_figures(figures: Mapping[str, Figure | str | None]) -> None:
     """Refuse a name that no line can hold, and a text that `parse_metric` refuses.
 
-    Raises:
-        ValueError: names the figure.
+    Raises ValueError: names the figure.
     """
     for name in figures:
         check_line(name, "figures: name")

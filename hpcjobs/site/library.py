@@ -64,8 +64,7 @@ def is_ours(path: Path) -> bool:
 def read_site_name(path: Path) -> str | None:
     """The site that a project file names; None where it names none, or where it is another user's and not trusted.
 
-    Raises:
-        ConfigError: the file is no YAML, or ``site`` is not a name.
+    Raises ConfigError: the file is no YAML, or ``site`` is not a name.
     """
     tree = read_file(path).tree if is_ours(path) else {}
     name = tree.get("site") if isinstance(tree, dict) else None
@@ -110,8 +109,7 @@ def find_policies(site: Site, files: Sequence[YamlFile]) -> tuple[AppliedPolicy,
     Also policies of the `cluster` that the site states or Slurm's commands reach. So a user's file without any relation
     to the centre's comes under its policy too, and one that extends a file of another cluster escapes no policy.
 
-    Raises:
-        ConfigError: a policy is wrong, or in a file that is not the centre's.
+    Raises ConfigError: a policy is wrong, or in a file that is not the centre's.
     """
     for file in files:
         if isinstance(file.tree, dict) and "policy" in file.tree and layer_of(file.path) != "centre":
@@ -149,8 +147,7 @@ def policies_of_job(site: str, clusters: Iterable[str], *, paths: Collection[str
 
     Also policies of the files ``paths``, which applied before.
 
-    Raises:
-        ConfigError: a policy is wrong.
+    Raises ConfigError: a policy is wrong.
     """
     names = {cluster.lower() for cluster in clusters}
     return tuple(
@@ -191,8 +188,7 @@ _PREFERENCE: tuple[Layer, ...] = ("user", "centre", "project")
 def default_site() -> str:
     """The site of a command that names none: see `find_default_site`.
 
-    Raises:
-        ConfigError: this is a login node of an unknown site: training is not allowed here.
+    Raises ConfigError: this is a login node of an unknown site: training is not allowed here.
     """
     if (name := find_default_site()) is not None:
         return name
@@ -213,8 +209,7 @@ def site_or_cluster(name: str | None) -> Site:
 
     For verbs that only read from the scheduler: such a site has no partitions or prices, and cannot submit.
 
-    Raises:
-        ConfigError: no such site.
+    Raises ConfigError: no such site.
     """
     return site_to_look_at(name) or Site(name=cluster_name(os.environ.get("SLURM_CONF")) or "-")
 
@@ -224,8 +219,7 @@ def site_to_look_at(name: str | None) -> Site | None:
 
     A default site that cannot be used is a warning: it must not keep the user from running jobs.
 
-    Raises:
-        ConfigError: ``name`` is no site.
+    Raises ConfigError: ``name`` is no site.
     """
     if name is not None:
         return load_site(name)
@@ -332,8 +326,7 @@ def known_sites() -> Iterator[Site]:
 def read_site(path: Path) -> Site:
     """Read the site of ``path`` and of the files that it extends, unresolved: for descriptions, not for use.
 
-    Raises:
-        ConfigError: a file is wrong or missing.
+    Raises ConfigError: a file is wrong or missing.
     """
     return _convert(read_chain(path))
 

@@ -83,8 +83,7 @@ class Retries(Frozen, frozen=True):
 def parse_retries(text: str) -> Retries | None:
     """Parse ``off`` (none), ``on`` (the defaults), or ``node=5,error=1`` (changes of the defaults).
 
-    Raises:
-        ValueError: neither of these.
+    Raises ValueError: neither of these.
     """
     if text in ("on", "off"):
         return Retries() if text == "on" else None

@@ -52,8 +52,7 @@ def gpus_and_model(gpus: int | str, field: str = "gpus_per_node") -> tuple[int, 
 def gpus_in_gres(gres: str) -> tuple[list[str], list[str]]:
     """Split a ``--gres`` value into GPU requests, spelled as in ``gpus_per_node``, and all other requests.
 
-    Raises:
-        ValueError: a request that Slurm may take for GPUs is not understood.
+    Raises ValueError: a request that Slurm may take for GPUs is not understood.
     """
     gpus: list[str] = []
     others: list[str] = []

@@ -10,26 +10,20 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 
 import msgspec
 
+from hpcjobs.site import models
 from hpcjobs.site.models import (
     OF_THE_LOADER,
     Affinity,
-    BindTo,
     Containers,
     Environment,
-    GpuRequest,
     Jupyter,
-    LauncherName,
     Login,
-    MemoryRequest,
     NodeGroup,
     NodeShape,
-    NumaBinding,
     Partition,
     Policy,
     Prices,
     Resources,
-    Runtime,
-    SchedulerName,
     Site,
     Watts,
 )
@@ -132,8 +126,10 @@ This page is made from the types in `hpcjobs/site/`, as is the JSON Schema that 
 [Sites and requests](sites.md) explains how the keys work together. A key without a default is optional unless it is
 marked as required.
 """
-_ALIASES = {"GpuRequest": GpuRequest, "MemoryRequest": MemoryRequest, "LauncherName": LauncherName, "Runtime": Runtime}
-_ALIASES |= {"NumaBinding": NumaBinding, "BindTo": BindTo, "SchedulerName": SchedulerName}
+_ALIASES = {
+    name: getattr(models, name)
+    for name in ("BindTo", "GpuRequest", "LauncherName", "MemoryRequest", "NumaBinding", "Runtime", "SchedulerName")
+}
 _YAML = {"()": "[]", "True": "true", "False": "false"}
 _LITERAL = re.compile(r"Literal\[(.*?)\]")
 _TITLES = {"Site": "The file itself", "Resources": "`defaults` of the file and of a partition (`Resources`)"}

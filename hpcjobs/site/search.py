@@ -88,8 +88,7 @@ def _folders() -> dict[Path, Layer]:
 def list_centre_files() -> list[Path]:
     """The files of the centre's folders, shadowed ones too.
 
-    Raises:
-        ConfigError: a folder is there and cannot be read: a policy in it would not hold.
+    Raises ConfigError: a folder is there and cannot be read: a policy in it would not hold.
     """
     for folder, layer in _layers():
         if layer != "centre":
@@ -118,8 +117,7 @@ def layer_of(path: Path) -> Layer | None:
 def find_file(name: str) -> Path:
     """The file of the site ``name``, or the file at that path (anything with a ``/`` or ``.yaml``).
 
-    Raises:
-        ConfigError: no such file.
+    Raises ConfigError: no such file.
     """
     if "/" in name or name.endswith((".yaml", ".yml")):
         path = Path(name).expanduser().absolute()
@@ -139,8 +137,7 @@ def find_parent(name: str, child: Path) -> Path:
     Never in a layer above: a project changes no site of the user's or the centre's. A file of the same name
     as ``child`` is the next one that it shadows.
 
-    Raises:
-        ConfigError: no such file.
+    Raises ConfigError: no such file.
     """
     folders = search_path()
     own = Path(os.path.realpath(child.parent))

@@ -101,8 +101,7 @@ def read_yaml(path: Path, kind: type[T], *, what: str = "file", prepare: Callabl
 
     ``prepare`` makes the tree of a ``kind`` from another spelling of it.
 
-    Raises:
-        ConfigError: unreadable, no YAML, or not a ``kind``; names file, line and key.
+    Raises ConfigError: unreadable, no YAML, or not a ``kind``; names file, line and key.
     """
     with suppress(OSError, ValueError):  # an impossible name: `read_file` explains it
         if not path.exists() or path.is_dir():
@@ -122,8 +121,7 @@ def read_file(path: Path) -> YamlFile:
 def convert_tree(tree: Any, kind: type[T], files: Sequence[YamlFile]) -> T:
     """Convert ``tree``, merged from ``files`` with the first winning, to a ``kind``.
 
-    Raises:
-        ConfigError: the tree has the wrong type; names the file, the line and the key.
+    Raises ConfigError: the tree has the wrong type; names the file, the line and the key.
     """
     try:
         return msgspec.convert(tree, kind)
@@ -167,8 +165,7 @@ Steps = tuple[str | int, ...]
 def read_chain(path: Path) -> tuple[YamlFile, ...]:
     """The site file ``path``, then the file that it extends, and so on.
 
-    Raises:
-        ConfigError: a file cannot be read, a parent is missing, or a file extends itself; names file and line.
+    Raises ConfigError: a file cannot be read, a parent is missing, or a file extends itself; names file and line.
     """
     files = [read_file(path)]
     while isinstance(files[-1].tree, dict) and isinstance(name := files[-1].tree.get("extends"), str):

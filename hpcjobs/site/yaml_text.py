@@ -106,8 +106,7 @@ def _check_size(text: str) -> None:
 def parse(path: Path, text: str) -> Any:
     """Parse ``text``, which was read from ``path``.
 
-    Raises:
-        ConfigError: no YAML, or larger than a configuration can be; names file and line.
+    Raises ConfigError: no YAML, or larger than a configuration can be; names file and line.
     """
     try:
         _check_size(text)
