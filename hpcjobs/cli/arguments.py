@@ -38,7 +38,6 @@ class VerbGroup(TyperGroup):
 
 
 def verb_group(text: str) -> typer.Typer:
-    """A group of verbs with the help ``text``."""
     return typer.Typer(cls=VerbGroup, rich_markup_mode=None, add_completion=False, no_args_is_help=True, help=text)
 
 

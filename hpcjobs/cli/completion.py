@@ -49,7 +49,6 @@ def _without_equals(arguments: Sequence[str], at: int) -> tuple[list[str], int]:
 
 
 def script_for(shell: str) -> str:
-    """Return the completion script of ``shell``."""
     script: str = get_completion_script(prog_name="hpcjobs", complete_var=VARIABLE, shell=shell)
     if shell != "zsh":
         return script
@@ -105,7 +104,6 @@ def _list_accounts(site: Site) -> Iterable[str]:
 
 
 def complete_launchers(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Launchers of the site."""
     from hpcjobs.job.launch import LAUNCHERS
 
     site = _site(ctx)
@@ -125,7 +123,6 @@ complete_images = _of_site(_list_images)
 
 
 def complete_recipes(incomplete: str) -> list[str]:
-    """Recipes of images."""
     from hpcjobs.containers.images import recipes
 
     return _filter_by_prefix(incomplete, recipes())

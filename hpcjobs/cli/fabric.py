@@ -13,7 +13,7 @@ import typer
 
 import hpcjobs
 from hpcjobs.cli.arguments import CommandLineError, VerbGroup
-from hpcjobs.cli.output import DryRun, Json, SiteName, note, opt, print_output, print_table
+from hpcjobs.cli.output import DryRun, Json, Option, Partition, SiteName, note, opt, print_output, print_table
 from hpcjobs.cli.terminal import write_document
 from hpcjobs.errors import HpcJobsError
 from hpcjobs.fabric.verdict import BAD, NodeVerdict, append, record_path
@@ -35,8 +35,6 @@ fabric_app = typer.Typer(cls=VerbGroup, rich_markup_mode=None, add_completion=Fa
 
 
 NODE_IS_BAD = 19
-Partition = Annotated[str | None, opt("--partition", "-p", help="Partition [the site's default].")]
-Option = Annotated[list[str] | None, opt("-o", help="Any other sbatch option: -o exclusive.")]
 
 
 @fabric_app.callback(invoke_without_command=True)

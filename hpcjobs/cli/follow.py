@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpcjobs.cli.completion import complete_jobs
-from hpcjobs.cli.output import JobSite, Json, note, opt, print_output, shows_colours
+from hpcjobs.cli.output import JobOrNewest, JobSite, Json, OneJob, note, opt, print_output, shows_colours
 from hpcjobs.cli.progress import ProgressBars
 from hpcjobs.cli.terminal import exit_on_signals, write_document
 from hpcjobs.diagnosis.log import last_lines
@@ -57,9 +57,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command()
 def logs(
-    job: Annotated[
-        str | None, typer.Argument(help="Id, array task, run folder or name [newest].", autocompletion=complete_jobs)
-    ] = None,
+    job: JobOrNewest = None,
     follow: Annotated[
         bool, opt("--follow", "-f", help="Print new lines until the job ends, requeues included.")
     ] = False,
@@ -433,7 +431,7 @@ def top(
 
 @app.command()
 def monitor(
-    job: Annotated[str, typer.Argument(help="Id, array task, run folder or name.", autocompletion=complete_jobs)],
+    job: OneJob,
     interval: Annotated[float, typer.Option(min=1, max=300, help="Seconds between two samples.", metavar="S")] = 5.0,
     cancel_idle: Annotated[
         str | None, opt(help="Cancel the job once all its nodes are idle for this long: 30m.")

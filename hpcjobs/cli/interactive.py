@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from hpcjobs.cli.arguments import CommandLineError
 from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.options import EPILOG, ProgramCommand, SbatchGroup, with_job_options
-from hpcjobs.cli.output import DryRun, JobSite, Json, SiteName, SpecFile, note, opt, print_output, print_table
+from hpcjobs.cli.output import DryRun, JobSite, Json, OneJob, SiteName, SpecFile, note, opt, print_output, print_table
 from hpcjobs.cli.terminal import raw, write_document
 from hpcjobs.job.models import JobSpec
 from hpcjobs.printable import printable
@@ -71,7 +71,7 @@ Rank = Annotated[int | None, opt(help="Use the node of this rank.", min=0)]
 
 @app.command()
 def shell(
-    job: Annotated[str, typer.Argument(help="Id, array task, run folder or name.", autocompletion=complete_jobs)],
+    job: OneJob,
     node: Node = None,
     rank: Rank = None,
     site: JobSite = None,
@@ -95,7 +95,7 @@ def run_within(
 
 @app.command("exec")
 def exec_(
-    job: Annotated[str, typer.Argument(help="Id, array task, run folder or name.", autocompletion=complete_jobs)],
+    job: OneJob,
     command: Annotated[list[str], typer.Argument(help="Command and its arguments.")],
     node: Node = None,
     rank: Rank = None,

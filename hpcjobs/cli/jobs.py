@@ -13,7 +13,18 @@ import typer
 
 from hpcjobs.cli.arguments import CommandLineError
 from hpcjobs.cli.completion import complete_jobs, complete_settings, complete_states
-from hpcjobs.cli.output import Jobs, JobSite, Json, note, opt, print_output, print_table, table_width
+from hpcjobs.cli.output import (
+    JobOrNewest,
+    Jobs,
+    JobSite,
+    Json,
+    OneJob,
+    note,
+    opt,
+    print_output,
+    print_table,
+    table_width,
+)
 from hpcjobs.cli.terminal import raw
 from hpcjobs.errors import RequestError, UnknownJobError, nearest
 from hpcjobs.run.listing import RECENT_S, ListedJob, Listing, listing, select_unfinished
@@ -195,9 +206,7 @@ def _first_moment(since: str | None, *, everything: bool) -> float:
 
 @app.command()
 def show(
-    job: Annotated[
-        str | None, typer.Argument(help="Id, array task, run folder or name [newest].", autocompletion=complete_jobs)
-    ] = None,
+    job: JobOrNewest = None,
     site: JobSite = None,
     as_json: Json = False,
 ) -> None:
@@ -335,7 +344,7 @@ def _control(action: Verb, done: str, jobs: list[str], site: str | None, *, as_j
 
 @app.command()
 def update(
-    job: Annotated[str, typer.Argument(help="Id, array task, run folder or name.", autocompletion=complete_jobs)],
+    job: OneJob,
     settings: Annotated[
         list[str],
         typer.Argument(

@@ -78,7 +78,6 @@ _MAY_BE_AUTO = ("nodes", "ntasks_per_node", "cpus_per_task")
 
 
 def _count_or_auto(text: str) -> int | str:
-    """A count, or ``auto``."""
     if text == AUTO:
         return text
     if not text.lstrip("-").isdecimal():
@@ -167,55 +166,6 @@ def _pass_through(option: SbatchOption, value: object) -> str:
     return option.option.name if value is True else f"{option.option.name}={value}"
 
 
-def with_sbatch_options(
-    *, without: Iterable[str] = (), auto: Iterable[str] = ()
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of sbatch: its parameter ``resources`` gets the typed ones by field.
-
-    Fields that are parameters of the command, or in ``without``, get no option here. Options that are passed through
-    unread are in ``resources["sbatch"]``. Fields in ``auto`` accept the value ``auto``.
-    """
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = inspect.signature(command, eval_str=True)
-        left_out = {*without, *own.parameters}
-        chosen = [
-            option._replace(may_be_auto=option.field in auto)
-            for option in SBATCH_OPTIONS
-            if option.field not in left_out
-        ]
-
-        passed = [option for option in RARE if option.field not in left_out]
-
-        def run(**values: Any) -> None:
-            typed = {option.field: values.pop(option.field) for option in chosen}
-            resources = {field: value for field, value in typed.items() if value is not None}
-            resources |= {
-                option.field: True
-                for option in chosen
-                if option.option.metavar and resources.get(option.field) == VALUE_OF_BARE[option.flag]
-            }
-            rare = {option: value for option in passed if (value := values.pop(option.field)) is not None}
-            if rare:
-                resources["sbatch"] = [_pass_through(option, value) for option, value in rare.items()]
-            command(**values, resources=resources)
-
-        parameters: list[inspect.Parameter] = []
-        for name, parameter in own.parameters.items():
-            if name != "resources":
-                parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-                continue
-            for option in (*chosen, *passed):
-                kind = inspect.Parameter.KEYWORD_ONLY
-                parameters.append(inspect.Parameter(option.field, kind, default=None, annotation=option.annotation()))
-        run.__name__, run.__doc__ = command.__name__, command.__doc__
-        run.__annotations__ = {}
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # Typer reads it
-        return run
-
-    return decorate
-
-
 @cache
 def job_flags() -> dict[str, tuple[type, Flag]]:
     """Field of `JobSpec` -> its type, and its option; fields that no option sets are left out."""
@@ -233,8 +183,11 @@ def _option(*names: str, kind: type, help: str) -> inspect.Parameter:
     least = 1 if kind is int else None
     option = typer.Option(*names, help=help, show_default=False, min=least, autocompletion=OF_FIELDS.get(field))
     annotation: Any = list[str] if kind is list else kind
-    only = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(field, only, default=None, annotation=Annotated[annotation | None, option])
+    return _parameter(field, Annotated[annotation | None, option])
+
+
+def _parameter(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def with_job_options(
@@ -252,19 +205,30 @@ def with_job_options(
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command, eval_str=True).parameters
-        left_out = {*without, *own}
         flags: dict[str, inspect.Parameter] = {}
         for field, (kind, flag) in job_flags().items():
-            if field not in left_out and (only is None or field in only):
+            if field not in {*without, *own} and (only is None or field in only):
                 names = ("--" + field.replace("_", "-"), *flag.others)
                 flags[field] = _option(*names, kind=kind, help=(help or {}).get(field, flag.help))
+        chosen = [
+            option._replace(may_be_auto="auto" in own and option.field in _MAY_BE_AUTO)
+            for option in (*SBATCH_OPTIONS, *RARE)
+            if option.field not in {*without, *own, *flags}
+        ]
         arguments = typer.Argument(
             help="Trainer, module, .py file, executable, or script with #SBATCH lines.", autocompletion=complete_program
         )
-        takes_program = only is None
         by_name = _option("-o", kind=list, help="An option of sbatch by its name: -o exclusive=user; -o qos= clears.")
 
         def run(**values: Any) -> None:
+            resources: dict[str, Any] = {}
+            passed: list[str] = []
+            for option in chosen:
+                value = values.pop(option.field)
+                if value is not None and option.option.treatment is not Treatment.FIELD:
+                    passed.append(_pass_through(option, value))
+                elif value is not None:
+                    resources[option.field] = True if value == VALUE_OF_BARE.get(option.flag) else value
             options = {field: values.pop(field) for field in flags}
             # A switch that was not given is not a no: a spec file may say yes.
             options = {field: value for field, value in options.items() if value not in (None, False)}
@@ -273,32 +237,27 @@ def with_job_options(
                 raise RequestError(f"{flag}: its value is empty", hint="leave it out for the default")
             if "env" in options:
                 options["env"] = environment(options["env"])
-            resources = values.pop("resources")
             if "auto" in own:
-                chosen = {**resources, "launcher": options.get("launcher")}
-                values["auto"] = tuple(field for field, value in chosen.items() if value == AUTO)
+                sizes = {**resources, "launcher": options.get("launcher")}
+                values["auto"] = tuple(field for field, value in sizes.items() if value == AUTO)
                 resources = {field: value for field, value in resources.items() if value != AUTO}
                 options = {field: value for field, value in options.items() if (field, value) != ("launcher", AUTO)}
-            options["sbatch"] = [*options.get("sbatch", ()), *resources.pop("sbatch", ())]
+            options["sbatch"] = [*options.get("sbatch", ()), *passed]
             options |= sbatch_options(values.pop("option") or [], resources)
-            program = values.pop("program") or () if takes_program else ()
+            program = values.pop("program") or () if only is None else ()
             command(**values, request=make_spec(program, options))
 
-        parameters: list[inspect.Parameter] = []
-        if takes_program:
-            annotation = Annotated[list[str] | None, arguments]
-            parameters.append(
-                inspect.Parameter("program", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-            )
+        parameters = [_parameter("program", Annotated[list[str] | None, arguments])] if only is None else []
         for name, parameter in own.items():
-            if name != "request":
-                parameters += [] if name == "auto" else [parameter]
-                continue
-            resources = inspect.Parameter("resources", inspect.Parameter.KEYWORD_ONLY, annotation=dict[str, object])
-            parameters += [*flags.values(), resources, by_name.replace(name="option")]
+            if name == "request":
+                of_sbatch = (_parameter(option.field, option.annotation()) for option in chosen)
+                parameters += [*flags.values(), *of_sbatch, by_name.replace(name="option")]
+            elif name != "auto":
+                parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
         run.__name__, run.__doc__ = command.__name__, command.__doc__
+        run.__annotations__ = {}
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # Typer reads it
-        return with_sbatch_options(without=without, auto=_MAY_BE_AUTO if "auto" in own else ())(run)
+        return run
 
     return decorate
 

@@ -18,6 +18,10 @@ from hpcjobs.cli.terminal import json_state, note_json
 from hpcjobs.printable import escape_json, printable
 
 Json = Annotated[bool, typer.Option("--json", callback=note_json, is_eager=True, help="Print JSON.")]
+OneJob = Annotated[str, typer.Argument(help="Id, array task, run folder or name.", autocompletion=complete_jobs)]
+JobOrNewest = Annotated[
+    str | None, typer.Argument(help="Id, array task, run folder or name [newest].", autocompletion=complete_jobs)
+]
 Jobs = Annotated[list[str], typer.Argument(help="Ids, ranges, run folders or names.", autocompletion=complete_jobs)]
 
 
@@ -46,6 +50,8 @@ JobSite = Annotated[str | None, _site_option("Only jobs of this site: name or fi
 SpecFile = Annotated[
     Path | None, opt("--spec", help="YAML file with values of these options; options given here override it.")
 ]
+Partition = Annotated[str | None, opt("--partition", "-p", help="Partition [the site's default].")]
+Option = Annotated[list[str] | None, opt("-o", help="Any other sbatch option: -o exclusive.")]
 DryRun = Annotated[bool, opt("--dry-run", help="Print what would be submitted; write nothing.")]
 
 

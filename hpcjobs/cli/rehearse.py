@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from hpcjobs.cli.arguments import verb_group
-from hpcjobs.cli.output import Json, SiteName, note, opt, print_output, print_table
+from hpcjobs.cli.output import Json, Option, Partition, SiteName, note, opt, print_output, print_table
 from hpcjobs.errors import SchedulerError
 from hpcjobs.units import format_count
 
@@ -141,7 +141,7 @@ def _add(fault: str) -> None:
     def command(
         program: Annotated[list[str] | None, typer.Argument(help="As for submit [a small ddp run].")] = None,
         site: SiteName = None,
-        partition: Annotated[str | None, opt("--partition", "-p", help="Partition [the site's default].")] = None,
+        partition: Partition = None,
         nodes: Annotated[int | None, opt("--nodes", "-N", help="Nodes [2; without Slurm 1].")] = None,
         ntasks_per_node: Annotated[
             int | None, opt("--ntasks-per-node", help="Ranks per node [1; without Slurm 2].")
@@ -154,7 +154,7 @@ def _add(fault: str) -> None:
             str | None,
             opt("--signal-before", help="Signal the program this long before its time limit [timeout: 20s]."),
         ] = None,
-        option: Annotated[list[str] | None, opt("-o", help="Any other sbatch option: -o exclusive.")] = None,
+        option: Option = None,
         by: Annotated[
             str | None,
             opt(

@@ -170,7 +170,6 @@ def print_totals(frame: pl.DataFrame, by: Sequence[str]) -> None:
 
 
 def print_sums(job_filter: JobFilter, site: str | None, *, by: str, as_json: bool) -> None:
-    """Print the sums of each group."""
     names = by.split(",")
     if len(names) > 2 or len(set(names)) < len(names):
         raise RequestError(f"--by {by}: one group, or two different ones", hint="--by user,state")
@@ -206,7 +205,6 @@ def write_table(frame: pl.DataFrame, *, csv: Path | None, parquet: Path | None) 
 
 
 def write_page(table: AccountingTable, folder: Path, job_filter: JobFilter, site: str | None) -> None:
-    """Write the page of the jobs to ``folder``."""
     require_packages("polars", "matplotlib")
     from hpcjobs.jobstats.pages import write_jobs
 

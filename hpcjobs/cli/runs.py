@@ -15,7 +15,7 @@ import hpcjobs
 from hpcjobs.cli.arguments import CommandLineError
 from hpcjobs.cli.completion import complete_jobs, complete_states
 from hpcjobs.cli.options import EPILOG, SbatchCommand, job_flags, with_job_options
-from hpcjobs.cli.output import DryRun, JobSite, Json, note, opt, print_output, print_table
+from hpcjobs.cli.output import DryRun, JobSite, Json, OneJob, note, opt, print_output, print_table
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import JobSpec
 from hpcjobs.remote.connection import record_output
@@ -29,7 +29,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command()
 def diff(
-    first: Annotated[str, typer.Argument(help="Id, array task, run folder or name.", autocompletion=complete_jobs)],
+    first: OneJob,
     second: Annotated[str, typer.Argument(help="The other run.", autocompletion=complete_jobs)],
     site: JobSite = None,
     as_json: Json = False,

@@ -57,7 +57,6 @@ class Submitter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def this_process() -> Submitter:
-    """The process that calls this."""
     pid = os.getpid()
     return Submitter(host=socket.gethostname(), pid=pid, started=start_ticks(pid), when=time.time())
 

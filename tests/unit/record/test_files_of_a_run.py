@@ -188,7 +188,7 @@ def test_pipes_and_devices_in_the_place_of_files_are_not_waited_for(tmp_path: Pa
 
 OWN_FILES_OF_THESE_NAMES = {
     "sandbox/folder.py": {"state.json"},
-    "trainers/workloads/saved_dataset.py": {"state.json"},  # of the package datasets
+    "trainers/workloads/base.py": {"state.json"},  # of the package datasets
     "runtime/checkpoints.py": {"manifest.json"},  # of a checkpoint
 }
 
