@@ -90,7 +90,8 @@ def submit(
             text = f"job {entry.job_id} was submitted at {at} by the same command, whose answer got lost; not again"
             warnings.warn(text, HpcJobsWarning, stacklevel=2)
             return JobHandle(entry)
-        once.begin(plan.run_dir)  # before the job is handed over: a repeated command then asks about this folder
+        # Before the job is handed over: a repeated command then asks about this folder.
+        once.begin(plan.run_dir)
         try:
             return _submit(plan, target, prepare)
         except HpcJobsError as error:
@@ -140,8 +141,9 @@ def hand_over(plan: Plan, scheduler: JobQueue, *, refused: Callable[[Plan], None
             with count_against_budget(plan.job):
                 accepted = scheduler.submit(plan)
         except (HpcJobsError, OSError) as error:
+            # Only the answer may be lost: then the next command looks for the job.
             if isinstance(error, SchedulerDownError) and error.maybe_taken:
-                submission.keep_begun(begun)  # only the answer may be lost: the next command looks for the job
+                submission.keep_begun(begun)
             else:
                 if refused is not None:
                     refused(plan)
