@@ -15,11 +15,11 @@ Not compared, and why:
   on when slurmdbd heard of the array. Each task is compared, whether it has a row or a part of that of "7_[1-2]";
 - what a cancelled job last waited for, and whether a job waits for nodes, for nodes that are down, or behind another
   one: the scheduler's two passes differ;
-- which of several free nodes a job gets;
+- which of several free nodes a job gets: a node fails where both have the same jobs on it;
 - exit codes of starts that were requeued: the requeue and the end of the batch script come in any order.
 
 Known to differ: the start of a job that is cancelled just as its requeue ends its processes, the start of a job that
-was held and released while it ran and then cancelled and requeued, and what follows from which node was free.
+was held and released while it ran and then cancelled and requeued, and what starts between two requeues at once.
 """
 
 from __future__ import annotations
@@ -281,6 +281,14 @@ class Player:
         return any(j.name == job.name and j.task == task and j.attempt is not None and not j.completing
                    for j in self.model.slurm.jobs.values())  # fmt: skip
 
+    def on_first_node(self, side: int) -> set[str]:
+        """The jobs that run there, since which of several free nodes a job gets is not compared."""
+        cluster = self.clusters[side]
+        out = cluster.run("squeue", "--noheader", f"--partition={cluster.partition}", "--format=%i %N").out
+        rows = [line.split() for line in out.splitlines()]
+        ids = [row[0] for row in rows if len(row) == 2 and cluster.node_names[0] in hosts_of(row[1])]
+        return {self.normal(job_id, side, names_jobs=True) for job_id in ids}
+
     def number(self, job: Known) -> int:
         return self.jobs.index(job)
 
@@ -512,7 +520,8 @@ def signal_running(p: Player, job: Known) -> None:
 
 
 def lose_node(p: Player, _: Known) -> None:
-    p.both("scontrol", "update", "NodeName={node0}", "State=DOWN", "Reason=test")
+    if p.on_first_node(0) == p.on_first_node(1):  # else other jobs would fail
+        p.both("scontrol", "update", "NodeName={node0}", "State=DOWN", "Reason=test")
 
 
 def resume_node(p: Player, _: Known) -> None:
