@@ -28,7 +28,7 @@ from hpcjobs.sandbox.services import restart_dead
 
 UNSAVED_S = 15.0
 """slurmctld saves its list of jobs every few seconds in which it runs: one that it accepted so long before SIGKILL may
-be lost there."""
+be lost there, and one that it started may be started again."""
 COUNT = int(os.environ.get("LOST_CONTROLLER_JOBS", "1000"))
 
 
@@ -45,7 +45,7 @@ class Deed(NamedTuple):
 
 
 def _is_unsaved(accepted: float, deeds: list[Deed]) -> bool:
-    """Whether a kill may have come before slurmctld saved that it had accepted a job."""
+    """Whether a kill may have come before slurmctld saved that it had accepted, or started, a job."""
     stops = [deed for deed in deeds if deed.kind == "stop"]
     for kill in (deed.began for deed in deeds if deed.kind == "kill"):
         stood_still = sum(max(0.0, min(stop.ended, kill) - max(stop.began, accepted)) for stop in stops)
@@ -63,13 +63,27 @@ def _is_gone(daemon: Daemon) -> bool:
     return not alive(daemon)
 
 
+def _resume_drained(slurm_conf: str) -> None:
+    """Resume nodes that slurmctld drained, as it was killed before it saved a job's start and started it once more.
+
+    Slurm refuses until the node has registered with a controller that has just started.
+    """
+    env = {"SLURM_CONF": slurm_conf}
+    for node in sorted(set(run(["sinfo", "-h", "-N", "-t", "drained", "-o", "%N"], env=env).out.split())):
+        run(["scontrol", "update", f"NodeName={node}", "State=RESUME"], env=env)
+
+
 @contextmanager
 def _disturbed(sandbox: Sandbox, chance: random.Random) -> Iterator[list[Deed]]:
-    """Within the block, slurmctld is stopped, killed or restarted every few seconds; what was done, and when."""
+    """Within the block, slurmctld is stopped, killed or restarted every few seconds; what was done, and when.
+
+    Drained nodes are resumed meanwhile: otherwise most jobs would start after the block, where nothing disturbs them.
+    """
     folder, over, deeds = Folder(Path(sandbox.root)), threading.Event(), list[Deed]()
 
     def disturb() -> None:
         while not over.wait(chance.uniform(1, 8)):
+            _resume_drained(sandbox.slurm_conf)
             daemon, deed = _controller(folder), chance.choice(("stop", "kill", "restart"))
             is_gone = partial(_is_gone, daemon)
             began = time.time()
@@ -105,12 +119,12 @@ def test_no_submission_is_lost_or_doubled_while_slurmctld_is_stopped_killed_and_
     site = cluster.folder / "disturbed.yaml"
     partitions = {"compute": {"nodes": 4, "node": {"cpus": 16}}}
     site.write_text(json.dumps({"partitions": partitions, "slurm_conf": sandbox.slurm_conf}), encoding="utf-8")
-    program = cluster.program("once.sh", f'#!/bin/bash\n: >"{ran}/$1-$SLURM_JOB_ID"\n')
+    program = cluster.program("once.sh", f'#!/bin/bash\ndate +%s >>"{ran}/$1-$SLURM_JOB_ID"\n')
 
     def submit(number: int) -> Answer:
         return cluster.hpcjobs("submit", "--site", str(site), "--json", "-t", "5m", program, str(number), timeout_s=900)
 
-    with _disturbed(sandbox, random.Random(1)) as deeds, ThreadPoolExecutor(4) as pool:
+    with _disturbed(sandbox, random.Random(1)) as deeds, ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(submit, range(COUNT)))
     held = set[str]()
 
@@ -121,22 +135,26 @@ def test_no_submission_is_lost_or_doubled_while_slurmctld_is_stopped_killed_and_
         held.update(failed)
         if failed:
             cluster.slurm("scancel", "--quiet", *failed)
-        for node in set(cluster.slurm("sinfo", "-h", "-N", "-t", "drained", "-o", "%N").split()):
-            # Refused until the node has registered with a controller that has just started.
-            run(["scontrol", "update", f"NodeName={node}", "State=RESUME"], env={"SLURM_CONF": sandbox.slurm_conf})
+        _resume_drained(sandbox.slurm_conf)
         return not rows
 
     eventually(is_quiet, what="the end of all jobs", timeout_s=1800)
     runs = Counter(int(path.name.partition("-")[0]) for path in ran.iterdir())
+    starts = {
+        int(path.name.partition("-")[0]): [float(line) for line in path.read_text().split()] for path in ran.iterdir()
+    }
     accepted = {n: cluster.took(answer.out) for n, answer in enumerate(answers) if answer.code == 0}
     when = {n: json.loads((job.run_dir / "submitted.json").read_text())["submitted"] for n, job in accepted.items()}
     # srun asks slurmctld before it starts the program, and gives up after MessageTimeout.
-    unstarted = {n for n in accepted if not runs[n] and "srun: error: Unable to" in accepted[n].log}
+    unanswered = {n for n in accepted if "srun: error: Unable to" in accepted[n].log}
+    unstarted = {n for n in unanswered if not runs[n]}
+    repeated = {n for n, times in starts.items() if len(times) > 1} | {n for n in unanswered if runs[n]}
     states = {row["run_dir"]: row["record"]["state"] for row in cluster.rows("-a")}
     withheld = {n for n, job in accepted.items() if job.id in held and states[str(job.run_dir)] == "CANCELLED"}
     lost = [n for n in accepted if not runs[n] and n not in unstarted | withheld]
     print(f"{len(accepted)} of {COUNT} accepted, {sum(runs.values())} ran; {Counter(deed.kind for deed in deeds)}")
     print(f"{len(unstarted)} failed as srun had no answer; {len(lost)} lost by slurmctld, killed before it saved them")
+    print(f"{len(repeated)} that ran were started again by slurmctld, killed before it saved that they had started")
     print(f"{len(held)} put back and held, as no node could start them: {len(withheld - runs.keys())} never began")
     print(Counter(answer.err.strip()[-200:] for answer in answers if answer.code != 0))
     assert [n for n, count in runs.items() if count > 1] == []
@@ -144,10 +162,13 @@ def test_no_submission_is_lost_or_doubled_while_slurmctld_is_stopped_killed_and_
         near = [(d.kind, round(d.began - when[n], 1), round(d.ended - when[n], 1)) for d in deeds]
         print(n, accepted[n].id, [one for one in near if -60 < one[1] < 60], states.get(str(accepted[n].run_dir)))
     assert [n for n in lost if not _is_unsaved(when[n], deeds)] == []
+    assert [n for n in repeated if not _is_unsaved(starts[n][0], deeds)] == []
     for number, job in accepted.items():
         expected = {"UNKNOWN"} if number in lost else {"COMPLETED"}
         if number in unstarted:  # slurmctld may hear of the end after the limit of five minutes
             expected = {"FAILED", "TIMEOUT"}
+        if number in repeated:  # Slurm has the last end
+            expected = {"COMPLETED", "FAILED", "TIMEOUT"}
         assert states[str(job.run_dir)] in expected or job.id in held, (number, expected, job.log[-800:])
     for number in runs.keys() - accepted.keys():  # it was said that this is not known, and now it is
         assert "may" in answers[number].err, answers[number]
