@@ -74,7 +74,13 @@ class Definition(Frozen, frozen=True):
     """The same job in other sizes, for cells that name one (`Cell.size`)."""
 
     def job_of(self, size: str) -> Job:
-        """The job of cells of this size."""
+        """The job of cells of this size.
+
+        Raises:
+            ConfigError: the sweep has no such size.
+        """
+        if size and size not in self.sizes:
+            raise ConfigError(f"sweep {self.name}: a chunk names the size {size[:80]!r}, which is not in sweep.json")
         return self.sizes[size] if size else self.job
 
 

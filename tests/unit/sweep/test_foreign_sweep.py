@@ -94,6 +94,14 @@ def test_pipes_in_a_foreign_sweep_stop_no_verb(foreign: Path, name: str) -> None
             assert f"{path} cannot be used: no regular file" in answer.err
 
 
+def test_a_size_that_a_foreign_sweep_does_not_have_is_an_error_with_a_message(foreign: Path) -> None:
+    chunk = foreign / "chunks/0001/chunk.json"
+    chunk.write_text(json.dumps({**json.loads(chunk.read_text()), "size": "x\x1b[2J"}))
+    answer = within("sweep", "results", "runs/sweep-s")
+    assert (answer.code, "a chunk names the size" in answer.err) == (4, True), answer
+    assert "\x1b" not in answer.err
+
+
 @pytest.mark.parametrize("verb", ["resume", "continue", "cancel"])
 def test_a_foreign_sweep_submits_and_cancels_nothing(foreign: Path, slurm: StubSlurm, verb: str) -> None:
     before = slurm.queue()
