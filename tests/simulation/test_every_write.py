@@ -1,4 +1,4 @@
-"""Each change of a file fails once, in each way, in lives of jobs that nothing else disturbs."""
+"""Each change of a file fails once, in each way, in lives of jobs and of a sweep that nothing else disturbs."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from life import Schedule
 from simulate import Failure, describe, play
 from world import Fault
 
-LIVES = (5, 34)
-"""Seeds of lives: between them jobs with and without retries, an array, ps, wait, cancel, requeue and prune."""
+LIVES = (("jobs", 5), ("jobs", 34), ("jobs", 125), ("sweeps", 19))
+"""Between them jobs with and without retries, an array, ps, wait, cancel, requeue, prune, rerun and archive; and a
+sweep that is run twice, cancelled and resumed."""
 
 
-@pytest.mark.parametrize("seed", LIVES)
+@pytest.mark.parametrize(("lives", "seed"), LIVES)
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO", "EDQUOT", "ESTALE", "EACCES", "kill"])
-def test_no_change_of_a_file_that_fails_loses_or_doubles_anything(error: str, seed: int, tmp_path: Path) -> None:
-    points = play(Schedule(seed, ()), tmp_path / "world").world.points
+def test_no_change_of_a_file_that_fails_loses_or_doubles_anything(
+    error: str, lives: str, seed: int, tmp_path: Path
+) -> None:
+    points = play(Schedule(seed, (), lives), tmp_path / "world").world.points
     failures = []
     for kind, count in (("file", points["file"]), ("write", points.get("write", 0))):
         for number in range(count):
             detail = "torn" if (kind, error) == ("write", "kill") else error
-            schedule = Schedule(seed, (Fault(kind, number, detail),))
+            schedule = Schedule(seed, (Fault(kind, number, detail),), lives)
             done = play(schedule, tmp_path / "world")
             if done.errors:
                 failures.append(Failure(schedule, done.errors, done.world.trace))
