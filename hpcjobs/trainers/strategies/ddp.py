@@ -128,9 +128,8 @@ class Ddp(Strategy):
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """The model itself, so that a checkpoint of one strategy loads under another."""
-    assert isinstance(model, DistributedDataParallel)
-    inner: nn.Module = model.module
+    """The model itself, so that a checkpoint of one strategy loads under another; MPI needs no DDP around it."""
+    inner: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
     return inner
 
 
@@ -170,15 +169,6 @@ class DdpOverMpi(Ddp):
             super().after_backward(model)
         else:
             self.gradients.sum()
-
-    def named_parameters(self, model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-        return (Ddp if self.gradients is None else Strategy).named_parameters(self, model)
-
-    def model_state(self, model: nn.Module) -> dict[str, Any]:
-        return super().model_state(model) if self.gradients is None else Strategy.model_state(self, model)
-
-    def load_model_state(self, model: nn.Module, state: dict[str, Any]) -> None:
-        (Ddp if self.gradients is None else Strategy).load_model_state(self, model, state)
 
     def traffic(self, model: nn.Module) -> Traffic | None:
         return super().traffic(model) if self.gradients is None else self.gradients.traffic()

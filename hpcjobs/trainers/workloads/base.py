@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -238,13 +238,6 @@ SAVED_FILES = ("dataset_dict.json", "state.json")
 HELD_OUT_SPLITS = ("validation", "test")
 
 
-class Parts(NamedTuple):
-    """The rows of a saved dataset to train on, and those to evaluate on."""
-
-    train: Any
-    held_out: Any
-
-
 def is_saved_dataset(folder: Path) -> bool:
     return any((folder / name).is_file() for name in SAVED_FILES)
 
@@ -261,7 +254,7 @@ def open_saved_dataset(folder: Path, *, option: str) -> Any:
         raise BadData(f"{option} {folder} can't be read as a saved dataset: {error}") from error
 
 
-def load_saved_dataset(folder: Path, *, option: str, columns: Sequence[str], held_out_every: int) -> Parts:
+def load_saved_dataset(folder: Path, *, option: str, columns: Sequence[str], held_out_every: int) -> tuple[Any, Any]:
     """Return the splits `train` and `validation` (or `test`) of a saved dataset.
 
     Without a held-out split, every `held_out_every`-th row is held out.
@@ -283,4 +276,4 @@ def load_saved_dataset(folder: Path, *, option: str, columns: Sequence[str], hel
         loaded = loaded.select([n for n in numbers if (n + 1) % held_out_every])
     if not len(loaded) or not len(held):
         raise MissingData(f"{option} {folder}: {len(loaded)} rows to train on, {len(held)} held out")
-    return Parts(loaded, held)
+    return loaded, held

@@ -228,10 +228,11 @@ def open_images(folder: Path, *, side: int, channels_last: bool, augment: bool) 
 
 
 def _open_dataset(folder: Path) -> tuple[ImageSource, ImageSource, int]:
-    parts = load_saved_dataset(folder, option="--data", columns=("image", "label"), held_out_every=HELD_OUT_EVERY)
-    label = parts.train.features["label"]
-    classes = getattr(label, "num_classes", None) or 1 + max(parts.train["label"])
-    return DatasetImages(parts.train, folder), DatasetImages(parts.held_out, folder), classes
+    train, held_out = load_saved_dataset(
+        folder, option="--data", columns=("image", "label"), held_out_every=HELD_OUT_EVERY
+    )
+    classes = getattr(train.features["label"], "num_classes", None) or 1 + max(train["label"])
+    return DatasetImages(train, folder), DatasetImages(held_out, folder), classes
 
 
 def _open_shards(folder: Path) -> tuple[ImageSource, ImageSource, int]:
