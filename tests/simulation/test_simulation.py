@@ -17,11 +17,11 @@ from slurm import Attempt, Job
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.site import machine
 
-FIXED = {"jobs": 2400, "cases": 300, "sweeps": 600, "queue": 200}
+FIXED = {"jobs": 4000, "cases": 300, "sweeps": 1000, "queue": 300}
 """Seeds that every run plays, from 0."""
-FRESH = {"jobs": 200, "cases": 100, "sweeps": 100, "queue": 100}
+FRESH = {"jobs": 2000, "cases": 100, "sweeps": 800, "queue": 300}
 """Seeds that the runs of one day play, and none before."""
-TODAY = 1_000_000 + int(time.time() // 86_400) * 1000
+TODAY = int(time.time() // 86_400) * 10_000
 PORTION = 100
 
 
