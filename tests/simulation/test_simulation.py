@@ -17,9 +17,9 @@ from slurm import Attempt, Job
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.site import machine
 
-FIXED = {"jobs": 4000, "cases": 300, "sweeps": 1000, "queue": 300}
+FIXED = {"jobs": 3000, "cases": 300, "sweeps": 1000, "queue": 300}
 """Seeds that every run plays, from 0."""
-FRESH = {"jobs": 2000, "cases": 100, "sweeps": 800, "queue": 300}
+FRESH = {"jobs": 600, "cases": 100, "sweeps": 200, "queue": 100}
 """Seeds that the runs of one day play, and none before."""
 TODAY = int(time.time() // 86_400) * 10_000
 PORTION = 100
