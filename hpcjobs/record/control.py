@@ -163,8 +163,8 @@ class ControlDir:
         """The job that continues this one. Without a submission time in the file, the file's own time counts."""
         path = self._file("continued")
         try:
-            words = read_text(path).split()
-            return Continuation(words[0], float(words[1]) if words[1:] else os.stat(path).st_mtime) if words else None
+            fields = read_text(path).split()
+            return Continuation(fields[0], float(fields[1]) if fields[1:] else os.stat(path).st_mtime) if fields else None
         except (OSError, ValueError):
             return None
 

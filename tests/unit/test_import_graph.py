@@ -1,6 +1,6 @@
 """The graph of imports in docs/architecture.md is the one that the syntax trees give.
 
-GRAPH=write .venv/bin/pytest tests/unit/test_import_graph.py draws it anew.
+GOLDEN=write .venv/bin/pytest tests/unit/test_import_graph.py draws it anew.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def test_the_graph_in_the_documentation_is_the_one_of_the_code() -> None:
     page, drawn = PAGE.read_text(encoding="utf-8"), draw(read_imports())
     before, _, rest = page.partition(BEGIN)
     shown, _, after = rest.partition(END)
-    if os.environ.get("GRAPH") == "write":
+    if os.environ.get("GOLDEN") == "write":
         PAGE.write_text(before + BEGIN + drawn + END + after, encoding="utf-8")
     else:
-        assert shown == drawn, "GRAPH=write .venv/bin/pytest tests/unit/test_import_graph.py draws it anew"
+        assert shown == drawn, "GOLDEN=write .venv/bin/pytest tests/unit/test_import_graph.py draws it anew"
 
 
 def test_arrows_that_follow_from_others_are_left_out() -> None:
