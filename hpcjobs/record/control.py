@@ -163,8 +163,8 @@ class ControlDir:
         """The job that continues this one. Without a submission time in the file, the file's own time counts."""
         path = self._file("continued")
         try:
-            fields = read_text(path).split()
-            return Continuation(fields[0], float(fields[1]) if fields[1:] else os.stat(path).st_mtime) if fields else None
+            parts = read_text(path).split()
+            return Continuation(parts[0], float(parts[1]) if parts[1:] else os.stat(path).st_mtime) if parts else None
         except (OSError, ValueError):
             return None
 
