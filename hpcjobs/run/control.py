@@ -23,9 +23,10 @@ from hpcjobs.record.control import ControlDir
 from hpcjobs.run.budget import most_of
 from hpcjobs.run.folder import BATCH_SCRIPT, task_dir
 from hpcjobs.run.index import Entry
+from hpcjobs.run.job_files import current_id
 from hpcjobs.run.rerun import read_manifest
 from hpcjobs.run.select import require_all_own
-from hpcjobs.run.status import Connect, Known, own_cluster, require_reachable, statuses
+from hpcjobs.run.status import Connect, Known, is_ours, own_cluster, require_reachable, statuses
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, connect
 from hpcjobs.scheduler_kind import CLUSTER
 from hpcjobs.site.library import policies_of_job
@@ -245,13 +246,27 @@ def _by_cluster(
         known = [job for job in known if any(record.state in only for record in job.records)]
     if missing := [job.entry.job_id for job in known if all(r.state is State.UNKNOWN for r in job.records)]:
         raise UnknownJobError(f"{verb}: the scheduler does not know job {', '.join(missing)}")
-    if verb != "requeue" and (over := [job for job in known if all(r.state.ended for r in job.records)]):
+    over = [job for job in known if all(r.state.ended for r in job.records)]
+    if over and verb != "requeue":
         ends = (f"job {job.entry.job_id} has ended: {job.records[0].state.value}" for job in over)
         raise RequestError(f"{verb}: {'; '.join(ends)}")
+    for job in over:
+        _require_same(job, connect(job.entry.scheduler, job.entry.slurm_conf))
     return [
         (connect(kind, conf or None), list(group))
         for (kind, conf), group in groupby(known, key=lambda job: _where(job.entry))
     ]
+
+
+def _require_same(job: Known, scheduler: Scheduler) -> None:
+    """Refuse an ended job whose id the scheduler has given to another one; its end may be known from the run folder."""
+    current = current_id(job.entry)
+    records = scheduler.show_jobs({current})
+    if records and not any(is_ours(job.entry, record) for record in records):
+        raise UnknownJobError(
+            f"requeue: the scheduler has forgotten job {job.entry.job_id} of {job.entry.run_dir}, "
+            f"and its id belongs to another job: {records[0].command or records[0].name}"
+        )
 
 
 _TIMES = (KEYS["time"], KEYS["time_min"])

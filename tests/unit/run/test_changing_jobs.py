@@ -105,6 +105,18 @@ def test_cancel_all_finds_nothing_where_all_jobs_have_ended(here: Path, slurm: P
     assert within("cancel", "--all").out == "nothing to cancel\n"
 
 
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_requeue_of_an_ended_job_leaves_a_job_alone_that_got_its_id(here: Path, slurm: Path, is_ours: bool) -> None:
+    """A controller that lost its last seconds gives their ids again; the run folder still has the end of the first."""
+    ended, other = job(here, "7", ended=NOW - 600), job(here, "8")
+    folder = ended.run_dir if is_ours else other.run_dir
+    answer(slurm, "scontrol", f"echo JobId=7 JobName=x JobState=RUNNING Command={folder}/job.sh")
+    done = within("requeue", "7")
+    assert (done.code == 0) == is_ours
+    assert ("requeue 7" in given(slurm, "scontrol")) == is_ours
+    assert is_ours or f"its id belongs to another job: {folder}/job.sh" in done.err
+
+
 @pytest.mark.parametrize(
     ("setting", "changed"),
     [
