@@ -388,11 +388,16 @@ def check_states(life: Life) -> None:
         jobs = jobs_of(life, run_dir)
         # A job that was put back may start again, or be cancelled while it waits.
         starts = [when for job in jobs for when in (*(a.started for a in job.attempts), *job.put_backs)]
+        # One that was put back and then lost with slurmctld's state has no end: that of an earlier start is not its own.
+        task = job_id.partition("_")[2]
+        lost = [job for job in jobs if job.state == "LOST" and (not task or str(job.task) == task)]
+        put_backs = [when for job in lost for when in job.put_backs]
         final: tuple[float, str, str] | None = None
         for when, who, state, source in sorted(rows):
             if state not in ENDED:
                 was_full = any(fault.detail == "full" for fault in life.schedule.faults)
                 is_lost = ("_" in job_id or was_full) and life.settings.accounting in ("absent", "lossy")
+                is_lost |= final is not None and any(final[0] <= back <= when for back in put_backs)
                 if final is not None and state == "UNKNOWN" and not is_lost:
                     life.errors.append(f"{run_dir}: job {job_id} was {final[1]}, and {who} calls it {state}")
                 continue

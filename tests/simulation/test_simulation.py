@@ -66,6 +66,20 @@ def test_an_ended_job_that_is_put_back_may_be_cancelled_while_it_waits(tmp_path:
     assert bool(played.errors) != was_requeued
 
 
+@pytest.mark.parametrize(("state", "put_back_at"), [("LOST", 30.0), ("LOST", 10.0), ("COMPLETED", 30.0)])
+def test_a_job_that_was_lost_after_it_was_put_back_may_be_unknown(
+    tmp_path: Path, state: str, put_back_at: float
+) -> None:
+    played = Life(Schedule(0, ()), tmp_path)
+    played.settings.accounting = "prompt"
+    run_dir = str(tmp_path / "run")
+    played.slurm.every.append(Job(1, f"{run_dir}/job.sh", "x", 1.0, "", 1.0, state=state, put_backs=[put_back_at]))
+    for when, seen in ((20.0, State.TIMEOUT), (40.0, State.UNKNOWN)):
+        played.seen.append(Seen(when, "ps", run_dir, JobRecord("1", seen, "sacct"), is_away=False))
+    checkers.check_states(played)
+    assert bool(played.errors) != (state == "LOST" and put_back_at > 20.0)
+
+
 @pytest.mark.parametrize("continues", [1, 3])
 def test_of_a_job_whose_continuation_was_cancelled_while_it_waited_that_end_is_shown(
     tmp_path: Path, continues: int
