@@ -388,7 +388,7 @@ def check_states(life: Life) -> None:
         jobs = jobs_of(life, run_dir)
         # A job that was put back may start again, or be cancelled while it waits.
         starts = [when for job in jobs for when in (*(a.started for a in job.attempts), *job.put_backs)]
-        # One that was put back and then lost with slurmctld's state has no end: that of an earlier start is not its own.
+        # One that was put back and then lost with slurmctld has no end: that of an earlier start is not its own.
         task = job_id.partition("_")[2]
         lost = [job for job in jobs if job.state == "LOST" and (not task or str(job.task) == task)]
         put_backs = [when for job in lost for when in job.put_backs]
