@@ -121,9 +121,18 @@ class CurrentAttempt:
 
     @property
     def is_superseded(self) -> bool:
-        """Whether a later attempt has begun: Slurm took this one's node for dead, and started the job elsewhere."""
+        """Whether a later attempt has begun: Slurm took this one's node for dead, and started the job elsewhere.
+
+        The later attempt may have ended by now: it recorded the end of this one.
+        """
         newest = self.control.running()
-        return newest is not None and (newest.host, newest.pid) != (os.uname().nodename, os.getpid())
+        if newest is not None:
+            return (newest.host, newest.pid) != (os.uname().nodename, os.getpid())
+        try:
+            attempts = read_history(self.options.run_dir).attempts
+        except OSError:
+            return False  # the decision meets the same error, and reports it
+        return any((each.job_id, each.started) == (self.scheduler.job_id, self.started) for each in attempts)
 
     def write_state(self, state: str, code: Optional[int] = None, ended: Optional[int] = None) -> None:
         """Write ``state.json``; that it cannot be written must not end a job."""

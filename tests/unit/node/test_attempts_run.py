@@ -631,6 +631,19 @@ def test_of_two_jobs_that_were_submitted_to_continue_another_one_only_one_runs(n
     assert len(node.history) == 1
 
 
+def test_an_attempt_that_lives_on_after_the_next_one_ended_changes_no_record(node: Node) -> None:
+    given_up = node.begin(f"cd {node.run_dir}; touch begun; until [ -e end ]; do read -rt 0.1 <> <(:); done; exit 1")
+    wait_until((node.run_dir / "begun").exists)
+    done = 'touch "$HPCJOBS_CONTROL_DIR/completed"; echo 0 >"$HPCJOBS_CONTROL_DIR/ends/0"'
+    code, later_err = node.run(done, SLURM_RESTART_COUNT="1")
+    assert (code, node.state) == (0, "COMPLETED"), later_err
+    (node.run_dir / "end").touch()
+    _, err = given_up.communicate(timeout=60)
+    assert (given_up.returncode, node.state) == (1, "COMPLETED"), err
+    assert [each["cause"] for each in node.history] == ["preempt", "completed"]
+    assert "a later attempt of this job has begun" in err
+
+
 def test_an_attempt_that_lives_on_after_the_next_one_began_changes_no_record(node: Node) -> None:
     waits = f"touch {node.run_dir}/NAME.begun; until [ -e {node.run_dir}/NAME.end ]; do read -rt 0.1 <> <(:); done; "
     given_up = node.begin(waits.replace("NAME", "first") + "exit 1")  # Slurm lost its node, and started the job anew
