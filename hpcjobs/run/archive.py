@@ -195,10 +195,13 @@ def select_old(
 def _is_over(entry: Entry, records: list[JobRecord]) -> bool:
     """Ended, and not to start again; of another cluster's job that can be known a day after its end.
 
-    A job that its scheduler has forgotten, and that wrote no end, has ended where it is old enough.
+    A job, or a task of an array, that its scheduler has forgotten, and that wrote no end, has ended where it is old
+    enough.
     """
+    is_forgotten = time.time() - entry.submitted > FORGOTTEN_S
     if all(record.state is State.UNKNOWN for record in records):
-        return time.time() - entry.submitted > FORGOTTEN_S
+        return is_forgotten
+    records = [record for record in records if not (is_forgotten and record.state is State.UNKNOWN)]
     if not all(record.state.ended for record in records):
         return False
     return is_reachable(entry) or not may_be_requeued(entry, records)

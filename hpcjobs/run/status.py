@@ -385,7 +385,7 @@ def _resolve(member: _Open, queued: list[JobRecord], accounted: list[JobRecord])
     reported = {task for record in alive for task in task_ids(record.job_id)}
     final = [record for record in accounted if record.state.ended and reported.isdisjoint(task_ids(record.job_id))]
     reported |= {task for record in final for task in task_ids(record.job_id)}
-    rest = [task for task in own_ids(entry) if task not in reported] if os.path.exists(entry.run_dir) else []
+    rest = [task for task in own_ids(entry) if task not in reported]
     in_queue = {task: record for record in queued for task in task_ids(record.job_id)}
     own: dict[str, JobRecord | None] = dict.fromkeys(rest)
     own |= {task: _own_or_lost(entry, task, in_queue.get(task)) for task in find_started(entry, rest)}

@@ -141,6 +141,19 @@ def test_without_accounting_a_job_that_wrote_its_end_or_that_nobody_knows_is_old
     assert pruned("--older-than", "10d", "--remove") == ["1", "2"]
 
 
+@pytest.mark.parametrize(("days", "is_old"), [(40, True), (20, False)])
+def test_a_task_that_nobody_knows_has_ended_once_its_array_is_old(
+    here_with_slurm: Path, days: float, is_old: bool
+) -> None:
+    folder = here_with_slurm / "runs" / "job1"
+    (folder / "0").mkdir(parents=True)
+    write_state(folder / "0", "COMPLETED", exit_code=0, ended=time.time() - days * DAY)
+    entry = Entry("1", "job1", "mine", "slurm", str(folder), time.time() - days * DAY - 60, array="0-1")
+    (folder / "submitted.json").write_bytes(msgspec.json.encode(entry))
+    index.add(entry)
+    assert pruned("--older-than", "10d") == ["1"] * is_old
+
+
 def test_the_folder_that_a_waiting_rerun_begins_in_is_kept(here_with_slurm: Path, tmp_path: Path) -> None:
     first = job(here_with_slurm, "1", days=40)
     (first / "code").mkdir()

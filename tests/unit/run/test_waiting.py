@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -245,6 +246,15 @@ def test_a_job_nobody_knows_ends_the_waiting_as_a_failure(tmp_path: Path) -> Non
 def test_a_task_that_was_cancelled_before_it_began_and_that_no_accounting_has_ends_the_waiting(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, {"1_0": 5.0}, array="0-1")
     assert cluster.wait(timeout_s=3600) == 1
+    (known,) = statuses(cluster.entries, connect=cluster.connect)
+    assert [(r.job_id, r.state) for r in known.records] == [("1_0", State.COMPLETED), ("1_1", State.UNKNOWN)]
+
+
+def test_a_task_whose_run_folder_was_removed_and_that_no_accounting_has_ends_the_waiting(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {"1_0": 5.0, "1_1": 6.0}, array="0-1", traps=False)
+    cluster.late["1_1"] = float("inf")
+    shutil.rmtree(tmp_path / "1")
+    assert cluster.wait(timeout_s=600.0) == 1
     (known,) = statuses(cluster.entries, connect=cluster.connect)
     assert [(r.job_id, r.state) for r in known.records] == [("1_0", State.COMPLETED), ("1_1", State.UNKNOWN)]
 
