@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from slurm import ENDED, Job
 
 from hpcjobs.run import index
-from hpcjobs.run.job_files import read_attempts
+from hpcjobs.run.job_files import CLOCK_TOLERANCE_S, read_attempts
 from hpcjobs.units import task_ids
 
 if TYPE_CHECKING:
@@ -447,7 +447,9 @@ def _check_last(life: Life, run_dir: str, job_id: str, last: tuple[float, str, s
     ):
         life.errors.append(f"{run_dir}: job {job_id} was cancelled by a command that said so, and is UNKNOWN")
     if truth.state == "LOST":
-        if source in ("squeue", "scontrol") or (source == "sacct" and state in ENDED):
+        # An accounting without commands shows a name and a submit time, and both fit the job that got the id, too.
+        is_alike = not life.settings.keeps_commands and _has_namesake(life, truth)
+        if source in ("squeue", "scontrol") or (source == "sacct" and state in ENDED and not is_alike):
             life.errors.append(
                 f"{run_dir}: job {job_id} was lost with slurmctld's state, and {source} has it as {state}"
             )
@@ -481,6 +483,14 @@ def _check_last(life: Life, run_dir: str, job_id: str, last: tuple[float, str, s
     is_known = truth.put_back_at is None or life.settings.keeps_commands
     if state == "UNKNOWN" and life.settings.accounting == "prompt" and wrote_all and is_known:
         life.errors.append(f"{run_dir}: job {job_id} is UNKNOWN to {who}, and the accounting has {truth.state}")
+
+
+def _has_namesake(life: Life, job: Job) -> bool:
+    """Another job of the same id and name was submitted within the time by which clocks may differ."""
+    others = (other for other in life.slurm.every if other.root == job.root and other.script != job.script)
+    return any(
+        other.name == job.name and abs(other.first_submit - job.first_submit) <= CLOCK_TOLERANCE_S for other in others
+    )
 
 
 def check_removal(life: Life, run_dir: str) -> None:
