@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from slurm import Slurm
     from world import World
 
+    from hpcjobs.job.models import Plan
     from hpcjobs.scheduler.base import JobRecord
 
 BUDGET = {"timeout": 3, "preempt": 3, "node": 2, "error": 1}
@@ -193,13 +194,13 @@ def check_cancelled(life: Life, one: Submission) -> None:
                 life.errors.append(f"{folder}: cancelled, and job {job.id} started again")
 
 
-def check_interrupted(life: Life, one: Submission) -> None:
+def check_interrupted(life: Life, plan: Plan) -> None:
     """Ctrl-C waits until an accepted job is recorded."""
     process = life.world.current
     assert process is not None
-    is_recorded = os.path.exists(f"{one.plan.run_dir}/submitted.json")
+    is_recorded = os.path.exists(f"{plan.run_dir}/submitted.json")
     if process.has_submitted and not is_recorded and _is_undisturbed(life, signals=True) and not _is_misled(life):
-        life.errors.append(f"{one.plan.run_dir}: interrupted before the accepted job was recorded")
+        life.errors.append(f"{plan.run_dir}: interrupted before the accepted job was recorded")
 
 
 def check_request(world: World, slurm: Slurm, argv: list[str]) -> None:

@@ -237,14 +237,15 @@ class Life:
     def submit(self, one: Submission) -> None:
         one.sent += 1
         one.outcome = "killed"  # unless it gets further
+        own_plan = one.plan  # a repeated command gives the submission its own while this one is under way
         try:
-            handle = submit(one.plan)
+            handle = submit(own_plan)
         except SchedulerDownError as error:
             one.outcome = "unknown" if error.maybe_taken else "refused"
             raise
         except KeyboardInterrupt:
             one.outcome = "interrupted"
-            checkers.check_interrupted(self, one)
+            checkers.check_interrupted(self, own_plan)
             raise
         except (HpcJobsError, OSError):
             one.outcome = "refused"
