@@ -17,8 +17,8 @@ from hpcjobs.record import STATE
 from hpcjobs.record.state import StateFile, read_state_file
 from hpcjobs.record.values import convert, to_json
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import read_usable
-from hpcjobs.run.status import is_queued, statuses
+from hpcjobs.run.job_files import own_ids, read_usable
+from hpcjobs.run.status import is_ours, is_queued, parent_id, statuses
 from hpcjobs.run.submission import adopt_job, plan_in, remember
 from hpcjobs.scheduler.base import JobQueue, JobRecord, QueueReadOnce, State, Submitted
 from hpcjobs.sweeps.cells import Cell
@@ -92,8 +92,8 @@ class _Attempt(NamedTuple):
 
 
 def cell_statuses(folder: SweepFolder, scheduler: JobQueue, *, certain: bool = False) -> list[CellStatus]:
-    """Status of every cell. ``certain``: ask the scheduler also about cells that say they failed
-    (a requeued task does, until it starts again)."""
+    """Status of every cell. ``certain``: ask the scheduler also about cells that say they failed (a requeued task does,
+    until it starts again), and a second time about those that its queue and accounting lack: an answer may be cut."""
     scheduler = scheduler if isinstance(scheduler, QueueReadOnce) else QueueReadOnce(scheduler)
     cells = folder.definition.cells
     attempts = _attempts(folder, scheduler, folder.tail())  # the tail first: the queue is read after it is known
@@ -107,6 +107,8 @@ def cell_statuses(folder: SweepFolder, scheduler: JobQueue, *, certain: bool = F
         and not _is_final(own[cell.id], certain=certain)
     }
     records = _records(open_entries.values(), scheduler)
+    if certain:
+        _confirm_ends(records, open_entries, scheduler)
     return [_cell_status(cell, attempts.get(cell.id), own[cell.id], records) for cell in cells]
 
 
@@ -163,6 +165,23 @@ def _records(entries: Iterable[Entry], scheduler: JobQueue) -> dict[str, JobReco
     """Task id -> its record."""
     known = statuses(entries, connect=lambda kind, conf: scheduler)
     return {task: record for job in known for record in job.records for task in task_ids(record.job_id)}
+
+
+def _confirm_ends(records: dict[str, JobRecord], entries: dict[str, Entry], scheduler: JobQueue) -> None:
+    """Replace the records of tasks that neither the queue nor the accounting has by the controller's, if it has them.
+
+    An answer of the queue may be cut, and a task that runs would be submitted again.
+    """
+    ids = {task: entry.job_id for entry in entries.values() for task in own_ids(entry)}
+    unconfirmed = {task for task in ids if task not in records or records[task].source in ("job", "nobody")}
+    shown = scheduler.show_jobs({ids[task] for task in unconfirmed}) if unconfirmed else []
+    for record in shown:
+        if record.state.ended or not is_ours(entries[parent_id(record.job_id)], record):
+            continue
+        for task in unconfirmed.intersection(task_ids(record.job_id)):
+            has_written_end = task in records and records[task].source == "job"
+            if not (has_written_end and record.state is State.COMPLETING):
+                records[task] = record
 
 
 def _cell_status(

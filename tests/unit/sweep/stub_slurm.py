@@ -40,13 +40,19 @@ case ${0##*/} in
         echo "$id"
         ;;
     squeue)
+        [ ! -e silent ] || exit 0
         while read -r id tasks script; do
             [ "$tasks" -eq 1 ] || id="${id}_[0-$((tasks - 1))]"
             printf '%s\x1f' "$id" job PENDING None compute '' 1 1 0 0:00 1:00:00
             echo "$script"
         done <queue
         ;;
-    scontrol) echo 'MaxArraySize            = 1001' ;;
+    scontrol)
+        [[ " $* " == *' show job '* ]] || { echo 'MaxArraySize            = 1001'; exit 0; }
+        while read -r id tasks script; do
+            echo "JobId=$id ArrayJobId=$id ArrayTaskId=0-$((tasks - 1)) JobState=PENDING Command=$script"
+        done <queue
+        ;;
     scancel) for id in "$@"; do sed -i "/^$id /d" queue; done ;;
     sacct) ;;
 esac
@@ -75,6 +81,10 @@ class StubSlurm:
         """Queue a job that is no part of a sweep."""
         with (self._folder / "queue").open("a") as file:
             file.write("7 1 /elsewhere/job.sh\n")
+
+    def silence_queue(self) -> None:
+        """From now on squeue prints nothing, and ends with exit code 0."""
+        (self._folder / "silent").touch()
 
     def end(self, job_id: str) -> None:
         """Take a job out of the queue."""

@@ -152,3 +152,15 @@ def test_a_sweep_is_resumed_only_as_the_policy_of_today_allows(
     (centre / "stub.yaml").write_text(json.dumps({**SITE, "cluster": "big", "policy": {"max_time": "20m"}}))
     assert within("sweep", "resume", "s").code == 0
     assert sum(stub.queue().values()) == 4
+
+
+def test_cells_that_an_answer_of_the_queue_lacks_are_not_submitted_again_while_the_controller_has_them(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = install(monkeypatch, here / "stubs", limit=100)
+    assert sweep(4).code == 0
+    stub.silence_queue()
+    resumed = within("sweep", "resume", "s", "--json").json
+    assert (resumed["arrays"], resumed["open"], stub.queue()) == ([], 4, {"101": 4})
+    stub.end("101")
+    assert within("sweep", "resume", "s", "--json").json["cells"] == 4
