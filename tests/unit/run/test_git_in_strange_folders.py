@@ -11,7 +11,7 @@ from commandline import ok, within
 
 
 def git(*arguments: str) -> None:
-    identity = ("-c", "files.name=a", "-c", "files.email=a@b")
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b")
     subprocess.run(["git", *identity, *arguments], check=True, capture_output=True)
 
 

@@ -211,7 +211,7 @@ def test_a_run_that_failed_is_measured_again_and_the_others_stay() -> None:
 def test_a_study_goes_on_with_the_code_it_began_with_or_says_that_it_does_not() -> None:
     def git(*arguments: str) -> None:
         subprocess.run(
-            ["git", "-c", "files.name=a", "-c", "files.email=a@b", *arguments], check=True, capture_output=True
+            ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments], check=True, capture_output=True
         )
 
     git("init", "-q")
