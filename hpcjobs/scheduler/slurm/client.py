@@ -15,7 +15,7 @@ from hpcjobs.job.models import Job, Plan
 from hpcjobs.processes.programs import Result, Runner, run, run_following
 from hpcjobs.record import STATE
 from hpcjobs.record.state import read_state_file
-from hpcjobs.scheduler.base import Estimate, JobRecord, Submitted
+from hpcjobs.scheduler.base import Estimate, JobRecord, Submitted, name_signal
 from hpcjobs.scheduler.slurm.job_queries import estimate_start
 from hpcjobs.scheduler.slurm.parse import (
     ACCOUNTED,
@@ -474,6 +474,9 @@ class SlurmScheduler:
                 hint="it may have taken the job all the same: look with `hpcjobs ps`",
                 maybe_taken=True,
             )
+        if result.code < 0:  # else a job would count as forgotten
+            name = name_signal(-result.code)
+            return SchedulerDownError(f"no answer from Slurm: {argv[0]} was ended by {name}", hint="try again")
         return SchedulerError(f"{argv[0]} refused (exit code {result.code}): {message}", hint=hint_for(message))
 
 

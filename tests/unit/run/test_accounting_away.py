@@ -21,6 +21,7 @@ from hpcjobs.scheduler.slurm import client
 
 NOW = int(time.time())
 AWAY = "echo 'sacct: error: Problem talking to the database: Connection refused' >&2; exit 1"
+KILLED = "kill -KILL $$"
 NONE = "echo 'Slurm accounting storage is disabled' >&2; exit 1"
 
 
@@ -51,12 +52,15 @@ def records(*arguments: str) -> dict[str, Any]:
     return {row["record"]["job_id"]: row["record"] for row in rows}
 
 
-def test_a_job_that_left_the_queue_is_not_unknown_while_the_accounting_is_away(here: Path, slurm: Path) -> None:
+@pytest.mark.parametrize("away", [AWAY, KILLED])
+def test_a_job_that_left_the_queue_is_not_unknown_while_the_accounting_is_away(
+    here: Path, slurm: Path, away: str
+) -> None:
     job(here, "1")
     waiting = job(here, "2", state="FAILED")
     row = ["2", "job2", "PENDING", "Resources", "main", "", "1", str(NOW - 600), "N/A", "0:00", "1:00:00"]
     answer(slurm, "squeue", "printf '" + "\\037".join([*row, f"{waiting.run_dir}/job.sh"]) + "\\n'")
-    answer(slurm, "sacct", AWAY)
+    answer(slurm, "sacct", away)
     listed = within("ps", "--json")
     assert listed.code == 8
     assert "sacct" in listed.err
