@@ -20,7 +20,7 @@ GROUND = "ground"
 def package_of(path: Path) -> str:
     """The package that a module is in; the modules beside the packages are drawn as one."""
     name = room(path)
-    return name if (PACKAGE / name).is_dir() else GROUND
+    return name if _is_package(name) else GROUND
 
 
 @functools.cache
@@ -31,14 +31,19 @@ def read_imports() -> dict[str, set[str]]:
         if room(path) in ("hpcjobs", "__main__"):
             continue
         names = {name.split(".")[1] for name in imported(path) if name.startswith("hpcjobs.")}
-        others = {name if (PACKAGE / name).is_dir() else GROUND for name in names if _is_module(name)}
+        others = {name if _is_package(name) else GROUND for name in names if _is_module(name)}
         package = package_of(path)
         graph.setdefault(package, set()).update(others - {package})
     return graph
 
 
+def _is_package(name: str) -> bool:
+    """Whether it has a file of its own: a package that became a module leaves a folder of compiled files behind."""
+    return (PACKAGE / name / "__init__.py").is_file()
+
+
 def _is_module(name: str) -> bool:
-    return (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file()
+    return _is_package(name) or (PACKAGE / f"{name}.py").is_file()
 
 
 def reach(graph: dict[str, set[str]], package: str) -> set[str]:
