@@ -39,6 +39,15 @@ def cluster_env(slurm_conf: Optional[str]) -> Dict[str, str]:
     return {"SLURM_CONF": slurm_conf} if slurm_conf else {}
 
 
+REQUESTED_FOR = "HPCJOBS_REQUEST"
+"""In the environment of a job that hpcjobs submitted: its run folder. A job that it submits itself has none."""
+
+
+def submission_env(slurm_conf: Optional[str], run_dir: str) -> Dict[str, str]:
+    """The same for a submission, whose environment sbatch hands on to the job."""
+    return dict(cluster_env(slurm_conf), **{REQUESTED_FOR: run_dir})
+
+
 def question_env(slurm_conf: Optional[str]) -> Dict[str, str]:
     """The same for a question: times in seconds, and indices of pending array tasks not cut to 64 characters."""
     return dict(cluster_env(slurm_conf), SLURM_TIME_FORMAT="%s", SLURM_BITSTR_LEN="0")

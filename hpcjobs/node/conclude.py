@@ -15,7 +15,7 @@ from hpcjobs.node import decide
 from hpcjobs.node.schedulers import RESUBMITTED, NodeSideScheduler, report
 from hpcjobs.node.step import JobLog
 from hpcjobs.processes import start
-from hpcjobs.record import STATE
+from hpcjobs.record import STATE, SUBMITTED
 from hpcjobs.record.control import REQUEUE_CODE, ControlDir, Running
 from hpcjobs.record.state import (
     Attempt,
@@ -30,7 +30,9 @@ from hpcjobs.record.state import (
     replace_last,
     write_state,
 )
+from hpcjobs.record.values import read_json
 from hpcjobs.scheduler_kind import KINDS
+from hpcjobs.slurm_commands import REQUESTED_FOR
 
 
 class Options(NamedTuple):
@@ -384,6 +386,9 @@ def code_of_finished(job: CurrentAttempt, history: History) -> Optional[int]:
     before and requeued itself, for Slurm 24.11 then requeues it once more as it ends. And a job that was submitted
     twice to continue another one, because the answer of sbatch was lost, must not run twice.
     """
+    if is_late_copy(job):
+        report("the request of this job came late, and another job was submitted in its place: nothing is left to do")
+        return 0
     other = job.control.continued
     if other not in ("", job.scheduler.job_id) and all(attempt.job_id != other for attempt in history.attempts):
         report(f"job {other} continues in this run folder: nothing is left to do")
@@ -407,6 +412,26 @@ def code_of_finished(job: CurrentAttempt, history: History) -> Optional[int]:
             job.write_earlier_end(code, int(time.time()))
         report(f"this job has ended: nothing is left to do ({last.decision if last else code})")
     return code
+
+
+class Submitted(NamedTuple):
+    """What counts here of ``submitted.json``."""
+
+    job_id: str
+
+
+def is_late_copy(job: CurrentAttempt) -> bool:
+    """Whether Slurm took this request up after the one that hpcjobs sent in its place, and recorded.
+
+    A job that cannot be requeued may have taken it for the one that continues it.
+    """
+    folder, own = os.environ.get(REQUESTED_FOR, ""), job.scheduler.array_job_id or job.scheduler.job_id
+    if folder not in (job.options.run_dir, os.path.dirname(job.options.run_dir)) or job.scheduler.restarts:
+        return False
+    try:
+        return own not in (read_json(os.path.join(folder, SUBMITTED), Submitted).job_id, job.control.continued)
+    except (OSError, ValueError):  # not recorded yet, or never
+        return False
 
 
 def requeued_by_slurm(job: CurrentAttempt, history: History) -> bool:

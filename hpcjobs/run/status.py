@@ -15,7 +15,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -282,9 +282,10 @@ def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord
     ], error
 
 
-def _adopt_continuations(entries: Iterable[Entry], queue: Iterable[JobRecord]) -> None:
+def _adopt_continuations(entries: Iterable[Entry], queue: Sequence[JobRecord]) -> None:
     """Record the queued job that continues an entry, if the process that resubmitted was killed before it did."""
     by_script: dict[str | None, list[JobRecord]] = {}
+    waiting = {record.job_id for record in queue if record.state is State.PENDING}
     for record in queue:
         if record.command is not None and record.job_id.isdigit():
             by_script.setdefault(record.command, []).append(record)
@@ -292,10 +293,20 @@ def _adopt_continuations(entries: Iterable[Entry], queue: Iterable[JobRecord]) -
         others = [r for r in by_script.get(os.path.join(entry.run_dir, JOB_SCRIPT), []) if r.job_id != entry.job_id]
         current = current_id(entry) if others else entry.job_id
         later = [record for record in others if int(record.job_id) > int(current)]
-        # node.pyz writes the line of an attempt before it submits the job that continues it.
-        if later and [attempt.job_id for attempt in read_attempts(Path(entry.run_dir))][-1:] == [current]:
+        if later and current not in waiting and _was_left(entry, current):
             first = min(later, key=lambda record: int(record.job_id))
             write_continuation(entry, Continuation(first.job_id, first.submitted or time.time()))
+
+
+def _was_left(entry: Entry, job_id: str) -> bool:
+    """Whether the last attempt is one of ``job_id``, and has ended: its line is written before a job that continues it.
+
+    After the start of another attempt, a later job of the script is a copy, whose request came late.
+    """
+    attempts, state = read_attempts(Path(entry.run_dir)), read_state(entry, job_id)
+    if not attempts or attempts[-1].job_id != job_id:
+        return False
+    return state is None or state.started is None or state.started <= attempts[-1].started
 
 
 def parent_id(job_id: str) -> str:

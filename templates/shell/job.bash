@@ -22,6 +22,18 @@ _hj_reader='' # process that reads figures from the log
 declare -a _hj_figures # of job.sh, with --metric
 declare -a _hj_notify # of job.sh, with --notify
 
+_hj_leave_late_copy() { # slurmctld took this request up after the one that hpcjobs sent in its place, and recorded
+    local recorded=''
+    [ "${HPCJOBS_REQUEST:-}" = "${HPCJOBS_RUN_DIR%"/${SLURM_ARRAY_TASK_ID:-}"}" ] || return 0
+    # The first array to start has the cells of a sweep (sweep.bash).
+    [ "${SLURM_RESTART_COUNT:-0}" -eq 0 ] && [ ! -e "$HPCJOBS_REQUEST/cells.sh" ] || return 0
+    read -r recorded 2>/dev/null <"$HPCJOBS_REQUEST/submitted.json"
+    [[ $recorded =~ ^\{\"job_id\":\"([^\"]+)\" ]] || return 0 # not recorded yet, or never
+    [ "${BASH_REMATCH[1]}" != "${SLURM_ARRAY_JOB_ID:-$HPCJOBS_JOB_ID}" ] || return 0
+    echo "hpcjobs: the request of this job came late, and job ${BASH_REMATCH[1]} was submitted in its place: nothing is left to do" >&2
+    exit 0
+}
+
 _hj_write_state() { # STATE EXIT_CODE FIRST_FAILURE
     local ended=null # no `date`: a signal to all processes of the job would end it
     [ "$1" = RUNNING ] || printf -v ended '%(%s)T' -1
@@ -94,6 +106,8 @@ _hj_await_step() { # PID: until the step has ended, handing signals on; its exit
     return "$_hj_code"
 }
 
+[ -n "${HPCJOBS_CONTROL_DIR:-}" ] || _hj_leave_late_copy
+unset HPCJOBS_REQUEST # of this job, and not of those that it submits
 mkdir -p -- "$HPCJOBS_RUN_DIR"
 trap _hj_finish EXIT
 trap '_hj_caught=TERM; exit 143' TERM

@@ -88,11 +88,25 @@ def write_state(
         pass  # as `>FILE && mv` of a shell
 
 
+def is_late_copy(work: Work, attempt: Attempt) -> bool:
+    """As ``_hj_leave_late_copy`` of templates/shell/job.bash."""
+    if attempt.environ.get("HPCJOBS_REQUEST") != work.run_dir or attempt.number:
+        return False
+    try:
+        with open(f"{work.run_dir}/submitted.json", encoding="utf-8") as file:
+            recorded = json.load(file)["job_id"]
+    except (OSError, ValueError):
+        return False
+    return bool(recorded != str(attempt.job.root))
+
+
 def plain(world: World, work: Work, attempt: Attempt) -> int:
     """A job.sh without retries."""
     folder, _, _ = work.run_dir, 0, 0
     if attempt.job.task is not None:
         folder = f"{folder}/{attempt.job.task}"
+    if is_late_copy(work, attempt):
+        return 0
     started, run = int(world.now), Run(attempt, world.now, 0, process=world.current)
     work.runs.append(run)
     if not os.path.isdir(work.run_dir):  # its shell files are not there

@@ -27,8 +27,23 @@ BUDGET = {"timeout": 3, "preempt": 3, "node": 2, "error": 1}
 
 
 def jobs_of(life: Life, run_dir: str) -> list[Job]:
-    """Each job that was given the folder's script, one for each task of an array."""
+    """Each job that was given the folder's script, one for each task of an array, without late copies that left."""
+    return [job for job in _accepted(life, run_dir) if not _left_at_start(life, job)]
+
+
+def _accepted(life: Life, run_dir: str) -> list[Job]:
     return [job for job in life.slurm.every if job.script == f"{run_dir}/job.sh"]
+
+
+def _left_at_start(life: Life, job: Job) -> bool:
+    """slurmctld took a request up after that which was recorded in its place: the job saw that, and ran nothing."""
+    if job.state != "COMPLETED" or len(job.attempts) != 1 or "--dependency=afterany" in job.submit_line:
+        return False
+    if not any(fault.detail.startswith("late") for fault in life.world.injected):
+        return False
+    first = next(each for each in life.slurm.every if each.script == job.script)
+    work = life.works.get(str(Path(job.script).parent))  # None: a part of a sweep, whose cells have an owner
+    return work is not None and job.root != first.root and all(run.attempt.job is not job for run in work.runs)
 
 
 def folders_of(life: Life, one: Submission) -> list[str]:
@@ -54,8 +69,10 @@ def check_once(life: Life, one: Submission) -> None:
     """A submission runs exactly once, or is reported as not submitted."""
     jobs = [job for folder in folders_of(life, one) for job in jobs_of(life, folder)]
     roots = {job.root: job for job in jobs}
-    # Jobs that continue another one are submitted by the job itself.
+    # Jobs that continue another one are submitted by the job itself, or are late copies that it found.
+    continuing = {text for folder in folders_of(life, one) for text in _continuations(life, folder)}
     originals = [job for job in roots.values() if "--dependency=afterany" not in job.submit_line]
+    originals = [job for job in originals if str(job.root) not in continuing]
     cancelled_copies = [job for job in originals[1:] if job.state == "CANCELLED" or _is_late_copy(life, job)]
     alive = [job for job in originals if job not in cancelled_copies and job.state != "LOST"]
     if life.has_forgotten:
@@ -75,6 +92,14 @@ def check_once(life: Life, one: Submission) -> None:
         return  # the command that a laptop repeats finds nothing of the first time
     if len(alive) > 1 and not _is_misled(life) and not (_keeps_no_trace(life) and _was_forgotten(life, alive)):
         life.errors.append(f"{one.plan.run_dir}: submitted {len(alive)} times: jobs {[job.root for job in alive]}")
+
+
+def _continuations(life: Life, folder: str) -> set[str]:
+    """The jobs of the folder that another one, by its history, is continued by."""
+    if not life.works[folder].retries or not os.path.isdir(folder):
+        return set()
+    lines = [line.decision.partition("resubmitted as ") for line in read_attempts(Path(folder))]
+    return {job_id for _, words, job_id in lines if words}
 
 
 def _is_late_copy(life: Life, job: Job) -> bool:

@@ -638,6 +638,7 @@ class Slurm:
         self._split(job)
         attempt = Attempt(job, job.restarts, nodes, now, now + job.time_limit_s)
         attempt.environ = {
+            **job.env,
             "SLURM_JOB_ID": str(job.number), "SLURM_JOB_NODELIST": ",".join(nodes),
             "SLURM_RESTART_COUNT": str(job.restarts), "SLURM_CLUSTER_NAME": self.settings.name,
         }  # fmt: skip

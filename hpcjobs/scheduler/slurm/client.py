@@ -223,16 +223,17 @@ class SlurmScheduler:
         sbatch may have submitted the job although its answer was lost (a timeout, a wrapper that swallows the id). So
         before another try, and before giving up, Slurm is searched for a job with this script; a second job is
         cancelled. A busy controller may accept a request after it has answered later ones, so the queue is read again
-        for some seconds while it has fewer jobs than requests were sent.
+        for some seconds while it has fewer jobs than requests were sent. A job of a still later one leaves as it
+        starts: ``submitted.json`` names another.
 
         Raises:
             SchedulerDownError: no answer. SchedulerError: Slurm refused; its message is quoted.
         """
         refuse_change("submit")
         maybe_taken, begun = 0, self._clock()
+        env = slurm_commands.submission_env(self._slurm_conf, str(plan.run_dir))
         for tries, pause in enumerate((*_PAUSES_S, None), start=1):
-            # sbatch hands its environment on to the job.
-            result = self._run(plan.command, cwd=plan.job.chdir, env=slurm_commands.cluster_env(self._slurm_conf))
+            result = self._run(plan.command, cwd=plan.job.chdir, env=env)
             printed = parse_submitted(result.out)
             if result.code == 0 and printed is not None:
                 messages = tuple(line for line in map(str.strip, result.err.splitlines()) if line)

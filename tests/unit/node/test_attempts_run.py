@@ -625,10 +625,28 @@ def test_of_two_jobs_that_were_submitted_to_continue_another_one_only_one_runs(n
     (node.run_dir / "attempts.jsonl").write_text(line + "\n")
     node.control.mkdir()
     (node.control / "continued").write_text("43\n")
-    code, err = node.run('touch "$HPCJOBS_RUN_DIR/ran"')
+    code, err = node.run(f"touch {node.run_dir}/ran")
     assert (code, (node.run_dir / "ran").exists()) == (0, False)
     assert "hpcjobs: job 43 continues in this run folder: nothing is left to do\n" in err
     assert len(node.history) == 1
+
+
+@pytest.mark.parametrize(
+    ("recorded", "continued", "leaves"), [("41", "", True), ("42", "", False), ("41", "42", False)]
+)
+def test_a_job_whose_request_came_late_leaves_to_the_one_that_is_recorded(
+    node: Node, recorded: str, continued: str, leaves: bool
+) -> None:
+    (node.run_dir / "submitted.json").write_text(json.dumps({"job_id": recorded, "name": "x"}))
+    node.control.mkdir()
+    (node.control / "continued").write_text(continued)
+    code, err = node.run(f"touch {node.run_dir}/ran", HPCJOBS_REQUEST=str(node.run_dir))
+    assert (code, (node.run_dir / "ran").exists(), (node.run_dir / "state.json").exists()) == (
+        0,
+        not leaves,
+        not leaves,
+    )
+    assert ("hpcjobs: the request of this job came late" in err) == leaves
 
 
 def test_an_attempt_that_lives_on_after_the_next_one_ended_changes_no_record(node: Node) -> None:

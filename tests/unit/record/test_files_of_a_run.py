@@ -30,6 +30,8 @@ from hpcjobs.record.state import (
     replace_last,
     write_state,
 )
+from hpcjobs.run.index import Entry
+from hpcjobs.run.job_files import write_submitted
 
 ROOT = Path(__file__).resolve().parents[3]
 SHELL = ROOT / "templates" / "shell"
@@ -40,6 +42,32 @@ ATTEMPT = Attempt("7", 100.0, None, "n1", None, "node", 12, 10, "requeued")
 def run_shell(run_dir: Path, script: str, **variables: str) -> None:
     environ = {"PATH": os.environ["PATH"], "HPCJOBS_RUN_DIR": str(run_dir), "HPCJOBS_JOB_ID": "7", **variables}
     subprocess.run(["bash", "-c", script], env=environ, check=False, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "variables", "leaves"),
+    [
+        ("6", {}, True),
+        ("7", {}, False),
+        ("6", {"SLURM_RESTART_COUNT": "1"}, False),  # it was at work before the other one was recorded
+        ("6", {"HPCJOBS_REQUEST": "/another/run"}, False),  # a user submits the script, from within a job
+        ("6", {"HPCJOBS_REQUEST": ""}, False),
+        ("5", {"SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "3"}, True),
+        ("6", {"SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "3"}, False),
+        (None, {}, False),
+    ],
+)
+def test_a_job_whose_request_came_late_leaves_to_the_one_that_is_recorded(
+    tmp_path: Path, recorded: str | None, variables: dict[str, str], leaves: bool
+) -> None:
+    task = tmp_path / variables.get("SLURM_ARRAY_TASK_ID", "")
+    if recorded is not None:
+        write_submitted(tmp_path, Entry(recorded, '"job_id":"7"', "mine", "slurm", str(tmp_path), 9.0))
+    environ = {"HPCJOBS_REQUEST": str(tmp_path), "SLURM_JOB_NODELIST": "n1", "HPCJOBS_SCHEDULER": "slurm", **variables}
+    run_shell(task, f'. {SHELL}/job.bash; echo "request$HPCJOBS_REQUEST" >{tmp_path}/ran', **environ)
+    assert (tmp_path / "ran").exists() != leaves
+    assert (task / record.STATE).exists() != leaves
+    assert leaves or (tmp_path / "ran").read_text() == "request\n"  # jobs that it submits are other ones
 
 
 @pytest.mark.parametrize("scheduler", ["local", "slurm"])

@@ -82,3 +82,17 @@ def test_two_jobs_of_one_script_are_not_linked_before_the_first_one_has_ended_an
     answer(slurm, "squeue", f"printf '{queued('1', 'RUNNING', script)}{queued('2', 'PENDING', script)}'")
     assert ok("cancel", "1").code == 0
     assert (slurm / "scancel.asked").read_text() == "--quiet 1\n"
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
+def test_a_later_job_of_the_script_is_not_linked_to_one_that_requeued_itself(
+    job: Entry, slurm: Path, state: str
+) -> None:
+    """It is a copy, whose request came late, and leaves as it starts unless it continues the first one."""
+    script, written = f"{job.run_dir}/job.sh", Path(job.run_dir, "state.json")
+    if state == "RUNNING":
+        written.write_text(json.dumps(json.loads(written.read_text()) | {"started": NOW - 60, "state": state}))
+    answer(slurm, "squeue", f"printf '{queued('1', state, script)}{queued('2', 'PENDING', script)}'")
+    assert ok("cancel", "1").code == 0
+    assert (slurm / "scancel.asked").read_text() == "--quiet 1\n"
+    assert not Path(job.run_dir, "control", "continued").exists()

@@ -298,6 +298,7 @@ def test_a_job_does_not_inherit_how_slurm_is_asked(plan: Plan) -> None:
     recorded = Recorded(sbatch=[Result(0, "12\n", "")], squeue=[NOBODY])
     recorded.slurm().submit(plan)
     assert "SLURM_TIME_FORMAT" not in recorded.env
+    assert recorded.env["HPCJOBS_REQUEST"] == str(plan.run_dir)  # by which a job knows that its request came late
     recorded.slurm().queue()
     assert recorded.env["SLURM_TIME_FORMAT"] == "%s"
 
