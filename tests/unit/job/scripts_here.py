@@ -65,7 +65,12 @@ _PYTHON = f"#!{os.path.realpath(sys.executable)} -IS"
 STUBS = {
     "srun": SRUN.replace("#!/usr/bin/env python3", _PYTHON),
     "agent": AGENT.replace("#!/usr/bin/env python3", _PYTHON),
-    "scontrol": "#!/bin/sh\nprintf 'node1\\nnode2\\n'\n",
+    "scontrol": """#!/bin/sh
+case "$*" in
+    *"show job"*) echo "JobId=7 JobState=RUNNING Reason=None Restarts=0" ;;
+    *) printf 'node1\\nnode2\\n' ;;
+esac
+""",
     "module": "#!/bin/sh\n",
     "conda": "#!/bin/sh\necho 'conda() { :; }'\n",
 }
