@@ -75,6 +75,10 @@ def check_once(life: Life, one: Submission) -> None:
     originals = [job for job in originals if str(job.root) not in continuing]
     cancelled_copies = [job for job in originals[1:] if job.state == "CANCELLED" or _is_late_copy(life, job)]
     alive = [job for job in originals if job not in cancelled_copies and job.state != "LOST"]
+    at_work = {id(run.attempt.job) for folder in folders_of(life, one) for run in life.works[folder].runs}
+    for job in jobs:
+        if originals and job.root == originals[0].root and job.state == "COMPLETED" and id(job) not in at_work:
+            life.errors.append(f"{one.plan.run_dir}: job {job.id} is COMPLETED, and its program never began")
     if life.has_forgotten:
         return  # a controller that lost its state knows none of its jobs: nobody can tell
     if one.outcome == "accepted":

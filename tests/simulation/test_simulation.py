@@ -9,8 +9,8 @@ from pathlib import Path
 import checkers
 import life
 import pytest
-from bodies import Work
-from life import Life, Schedule, Seen, Submission
+from bodies import Run, Work
+from life import Fault, Life, Schedule, Seen, Submission
 from simulate import Failure, describe, play, play_range
 from slurm import Attempt, Job
 
@@ -97,6 +97,29 @@ def test_of_a_job_whose_continuation_was_cancelled_while_it_waited_that_end_is_s
     played.seen.append(Seen(20.0, "ps", run_dir, JobRecord("1", State.CANCELLED, "sacct"), is_away=False))
     checkers.check_states(played)
     assert bool(played.errors) == (continues != 1)
+
+
+@pytest.mark.parametrize(
+    ("ran", "is_right"),
+    [((1,), True), ((1, 2), False), ((2,), False), ((), False)],
+    ids=["first", "both", "late", "none"],
+)
+def test_of_two_jobs_of_one_submission_only_the_late_copy_may_leave_as_it_starts(
+    tmp_path: Path, ran: tuple[int, ...], is_right: bool
+) -> None:
+    played = Life(Schedule(0, ()), tmp_path)
+    played.world.injected.append(Fault("sbatch", 0, "late20"))
+    one = Submission(Work(str(tmp_path / "runs" / "x")), life.plan_for("plain", tmp_path / "runs" / "x"))
+    played.works[one.work.run_dir] = one.work
+    for number in (1, 2):
+        job = Job(
+            number, f"{one.work.run_dir}/job.sh", "x", 1.0, "", 1.0, state="COMPLETED", ends=[(99.0, "COMPLETED")]
+        )
+        job.attempts.append(Attempt(job, 0, ["n0"], 1.0, 1801.0, code=0))
+        one.work.runs += [Run(job.attempts[0], 1.0, 0)] if number in ran else []
+        played.slurm.every.append(job)
+    checkers.check_once(played, one)
+    assert bool(played.errors) != is_right
 
 
 def test_a_failure_names_the_command_that_replays_it() -> None:
