@@ -48,6 +48,39 @@ def test_each_submission_runs_once_and_is_known_although_its_answer_is_lost(
     assert {row["record"]["job_id"] for row in cluster.rows("-a")} == {job.id for job in jobs.values()}
 
 
+_LATE_SBATCH = """#!/bin/bash
+[ ! -e {folder}/asked ] || exec {sbatch} "$@"
+touch {folder}/asked
+(until [ -e {folder}/go ]; do sleep 0.1; done; {sbatch} "$@" >{folder}/answer; touch {folder}/done) &>/dev/null &
+echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2
+exit 1
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--retries", "on"), ("--array", "0-1")])
+def test_a_job_that_slurm_takes_up_after_the_one_in_its_place_leaves_as_it_starts(
+    cluster: Cluster, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = cluster.folder / "bin"
+    folder.mkdir()
+    (folder / "sbatch").write_text(_LATE_SBATCH.format(sbatch=shutil.which("sbatch"), folder=folder))
+    (folder / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    program = cluster.program("note.sh", f'#!/bin/bash\necho "$SLURM_JOB_ID" >>"{folder}/ran"\n')
+    job = cluster.submit(*options, "-t", "5m", program)
+    (folder / "go").touch()
+    eventually((folder / "done").exists)
+    late = (folder / "answer").read_text().strip()
+    eventually(lambda: cluster.slurm("squeue", "-h", "--me") == "", what="the end of both jobs")
+    assert late.isdigit()
+    assert late != job.id
+    assert len((folder / "ran").read_text().split()) == (2 if "--array" in options else 1)
+    assert job.wait().code == 0
+    logs = [path.read_text() for path in (job.run_dir / "logs").glob(f"*_{late}*.out")]
+    assert logs
+    assert [log for log in logs if "the request of this job came late" not in log] == []
+
+
 _SBATCH_OF_A_NODE = """#!/bin/bash
 case "$*" in *--dependency=afterany*) ;; *) exec {sbatch} "$@" ;; esac
 answer=$({sbatch} "$@") || exit
