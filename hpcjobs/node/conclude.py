@@ -414,7 +414,7 @@ def code_of_finished(job: CurrentAttempt, history: History) -> Optional[int]:
     return code
 
 
-class Submitted(NamedTuple):
+class RecordedJob(NamedTuple):
     """What counts here of ``submitted.json``."""
 
     job_id: str
@@ -429,7 +429,7 @@ def is_late_copy(job: CurrentAttempt) -> bool:
     if folder not in (job.options.run_dir, os.path.dirname(job.options.run_dir)) or job.scheduler.restarts:
         return False
     try:
-        return own not in (read_json(os.path.join(folder, SUBMITTED), Submitted).job_id, job.control.continued)
+        return own not in (read_json(os.path.join(folder, SUBMITTED), RecordedJob).job_id, job.control.continued)
     except (OSError, ValueError):  # not recorded yet, or never
         return False
 

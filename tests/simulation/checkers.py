@@ -72,7 +72,8 @@ def check_once(life: Life, one: Submission) -> None:
     # Jobs that continue another one are submitted by the job itself, or are late copies that it found.
     continuing = {text for folder in folders_of(life, one) for text in _continuations(life, folder)}
     originals = [job for job in roots.values() if "--dependency=afterany" not in job.submit_line]
-    originals = [job for job in originals if str(job.root) not in continuing]
+    # The first one continues nothing, though a later copy of the same request may take it for its continuation.
+    originals = [job for job in originals if job is originals[0] or str(job.root) not in continuing]
     cancelled_copies = [job for job in originals[1:] if job.state == "CANCELLED" or _is_late_copy(life, job)]
     alive = [job for job in originals if job not in cancelled_copies and job.state != "LOST"]
     at_work = {id(run.attempt.job) for folder in folders_of(life, one) for run in life.works[folder].runs}
@@ -103,7 +104,7 @@ def _continuations(life: Life, folder: str) -> set[str]:
     if not life.works[folder].retries or not os.path.isdir(folder):
         return set()
     lines = [line.decision.partition("resubmitted as ") for line in read_attempts(Path(folder))]
-    return {job_id for _, words, job_id in lines if words}
+    return {job_id for _, verb, job_id in lines if verb}
 
 
 def _is_late_copy(life: Life, job: Job) -> bool:
