@@ -190,7 +190,10 @@ def test_a_study_is_submitted_taken_further_and_told_on_one_page(slurm: Callable
         mine = sorted(s["throughput"]["value"] for s in summaries if s["nnodes"] == group["nodes"])
         assert group["throughput"]["value"] == pytest.approx((mine[0] * mine[1]) ** 0.5)
     assert {s["global_batch_size"] for s in summaries} == {4}
-    assert "too few to tell a law" in answer.json["summary"][0]
+    one, two = (group["throughput"]["value"] for group in answer.json["groups"])
+    # Two nodes of one busy machine may be slower, within the scatter or beyond it.
+    expected = ("too few to tell a law",) if two >= one else ("not faster here", "slower here")
+    assert any(text in answer.json["summary"][0] for text in expected)
     page = Path("lm-report/index.html").read_text(encoding="utf-8")
     assert all(point["run_dir"] in page and point["job_id"] in page for point in points)
     assert stat.S_ISREG(Path("lm-report/speedup.png").stat().st_mode)
