@@ -417,18 +417,18 @@ def test_a_state_that_another_user_puts_there_after_the_look_at_its_owner_runs_n
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a group may write to the folder of checkpoints, each of its members may rename what lies there."""
-    place, theirs = tmp_path / "step-00000001", tmp_path / "theirs"
+    place, planted = tmp_path / "step-00000001", tmp_path / "planted"
     place.mkdir()
     (place / "state.pkl").write_bytes(pickle.dumps({"mine"}))
-    theirs.write_bytes(f"cposix\nsystem\n(S'touch {tmp_path}/ran'\ntR.".encode())
-    os.chown(theirs, 65534, 65534)
+    planted.write_bytes(f"cposix\nsystem\n(S'touch {tmp_path}/ran'\ntR.".encode())
+    os.chown(planted, 65534, 65534)
     looks, look_at = list[Path](), Path.stat
 
     def look_then_swap(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
         status = look_at(path, follow_symlinks=follow_symlinks)
         looks.extend([path] if path.name == "state.pkl" else [])
         if len(looks) == 2:  # whether it is there, then who owns it
-            theirs.replace(place / "state.pkl")
+            planted.replace(place / "state.pkl")
         return status
 
     monkeypatch.setattr(Path, "stat", look_then_swap)
