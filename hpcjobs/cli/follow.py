@@ -24,9 +24,17 @@ from hpcjobs.cli.terminal import exit_on_signals, write_document
 from hpcjobs.diagnosis.log import last_lines
 from hpcjobs.errors import HpcJobsError, HpcJobsWarning, RequestError, UnknownJobError, reason_of
 from hpcjobs.run import logs as job_logs
-from hpcjobs.run.folder import output_dir, task_dir
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import has_reader, own_ids, read_attempts, read_figures, read_problems, read_state
+from hpcjobs.run.job_files import (
+    has_reader,
+    output_dir,
+    own_ids,
+    read_attempts,
+    read_figures,
+    read_problems,
+    read_state,
+    task_dir,
+)
 from hpcjobs.run.logs import Selection, follow, path_of
 from hpcjobs.run.progress import (
     FigureRow,

@@ -104,7 +104,8 @@ def rerun(
 ) -> None:
     """Submit a run again from its manifest, unchanged or with the changes that options make."""
     from hpcjobs.cli.submit import LOG_OR_JSON, print_notes, print_plan, report
-    from hpcjobs.run.rerun import job_changes, plan_rerun, read_manifest, refusal_of_run
+    from hpcjobs.run.job_files import read_job_manifest
+    from hpcjobs.run.rerun import job_changes, plan_rerun, refusal_of_run
     from hpcjobs.run.select import select_one
 
     if follow and as_json:
@@ -113,7 +114,7 @@ def rerun(
     again = plan_rerun(entry, request, made_by=shlex.join(["hpcjobs", *sys.argv[1:]]), trusts=trust)
     for text in again.notes:
         note(text)
-    for change in job_changes(read_manifest(Path(entry.run_dir)).job, again.plan.job):
+    for change in job_changes(read_job_manifest(Path(entry.run_dir)).job, again.plan.job):
         note(f"changed: {describe_change(change)}")
     print_notes(again.plan.job)
     if dry_run or again.plan.job.untrusted:

@@ -216,7 +216,7 @@ def _print_unfinished(subject: Subject, *, as_json: bool) -> None:
 
 def _print_alarms(entry: Entry, record: JobRecord) -> None:
     """Print alarms of the newest samples of its nodes, if the job is sampled."""
-    from hpcjobs.run.folder import output_dir
+    from hpcjobs.run.job_files import output_dir
     from hpcjobs.run.progress import current_samples, find_alarms, newest_samples
 
     for alarm in find_alarms(current_samples(newest_samples(output_dir(Path(entry.run_dir), record.job_id)), record)):

@@ -19,17 +19,16 @@ from hpcjobs.diagnosis.log import read_lines
 from hpcjobs.diagnosis.values import Failure, JobFacts, LogLine, StepRecord
 from hpcjobs.errors import CommandMissingError, HpcJobsWarning, SchedulerError, UnknownJobError, reason_of
 from hpcjobs.processes.programs import Runner, run
-from hpcjobs.record import STATE
+from hpcjobs.record import BATCH_SCRIPT, STATE
 from hpcjobs.record.manifest import RequestedJob
 from hpcjobs.run import logs as job_logs
-from hpcjobs.run.folder import BATCH_SCRIPT
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import own_ids, read_request, read_state
+from hpcjobs.run.job_files import own_ids, read_job_manifest, read_request, read_state
 from hpcjobs.run.select import is_own
 from hpcjobs.run.status import is_ours, is_reachable, statuses
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, connect
 from hpcjobs.scheduler.slurm import parse
-from hpcjobs.scheduler.slurm.job_queries import accounted_files, files_of_steps, find_script
+from hpcjobs.scheduler.slurm.outputs import accounted_files, files_of_steps, find_script
 from hpcjobs.scheduler.slurm.parse import Table, TableRow, accounted_reason, parse_scontrol
 from hpcjobs.scheduler_kind import CLUSTER
 from hpcjobs.slurm_commands import hosts_of
@@ -431,9 +430,7 @@ def _files_of_steps(entry: Entry) -> list[LogFile]:
     script = Path(entry.run_dir) / BATCH_SCRIPT
     if entry.is_foreign or not script.is_file():
         return []
-    from hpcjobs.run.rerun import read_manifest  # loads all that resolves a request
-
-    folder = Path(read_manifest(Path(entry.run_dir)).job.chdir)
+    folder = Path(read_job_manifest(Path(entry.run_dir)).job.chdir)
     ids = own_ids(entry)
     return [file for job_id in ids for file in files_of_steps(script, job_id=job_id, name=entry.name, folder=folder)]
 

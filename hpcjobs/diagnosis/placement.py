@@ -20,10 +20,11 @@ from hpcjobs.job.models import Job, JobSpec, Layer
 from hpcjobs.job.plan import resolve_request
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.run.index import Entry
-from hpcjobs.run.rerun import read_manifest, resolve_again
+from hpcjobs.run.job_files import read_job_manifest
+from hpcjobs.run.rerun import resolve_again
 from hpcjobs.run.select import is_own
 from hpcjobs.scheduler.base import Estimate, JobRecord, connect
-from hpcjobs.scheduler.slurm.job_queries import ask_sbatch, count_idle_nodes
+from hpcjobs.scheduler.slurm.estimates import ask_sbatch, count_idle_nodes
 from hpcjobs.scheduler.slurm.parse import Table, read_clock_s, read_count, read_shown, read_time
 from hpcjobs.site.checks import Moment
 from hpcjobs.site.library import find_default_site, load_site
@@ -181,7 +182,7 @@ def find_sooner(entry: Entry, start_estimate: float | None, *, runner: Runner = 
     if not is_own(entry):
         return []  # its site file, Python and containers belong to another user
     try:
-        job = read_manifest(Path(entry.run_dir)).job
+        job = read_job_manifest(Path(entry.run_dir)).job
         site = load_site(job.site_file)
     except HpcJobsError:
         return []  # without its manifest the request is unknown

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from hpcjobs.scheduler.slurm.job_queries import submit_host_problem
+from hpcjobs.scheduler.slurm.estimates import submit_host_problem
 from hpcjobs.site.checks import check_name, check_slurm_name
 from hpcjobs.units import LEAST_BARE_MEMORY, time_limit_s
 

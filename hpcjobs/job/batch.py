@@ -5,179 +5,21 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from hpcjobs import trainers
 from hpcjobs.errors import RequestError
+from hpcjobs.job.directives import BatchScript, Directive, is_batch_script, read_batch_script
 from hpcjobs.job.launch import launch
 from hpcjobs.job.limits import DoesNotFitError
 from hpcjobs.job.models import Job, JobSpec, Layer
 from hpcjobs.site.models import Containers, Environment, Resources, Site
-from hpcjobs.site.resources import BY_LETTER, Argument, InScript, Sbatch, Treatment, ValueKind, find_option, option_of
+from hpcjobs.site.resources import InScript, Treatment, ValueKind, find_option, option_of
 from hpcjobs.site.yaml_file import in_plain_words
-
-MARKS = ("#SBATCH", "#SLURM")
-"""Beginnings of the lines with options, up to the first command."""
-MARKS_OF_OTHERS = ("#PBS", "#BSUB")
-"""Beginnings of lines of other schedulers, which sbatch translates wherever in a script they stand."""
-_SPACE = " \t\v\f\r"
-_HEADER_BYTES = 1 << 20
-
-
-class Directive(NamedTuple):
-    """One option of a ``#SBATCH`` line."""
-
-    option: Sbatch
-    value: str | None
-    line: int
-
-
-class BatchScript(NamedTuple):
-    """A script and its options, in their order."""
-
-    path: Path
-    directives: tuple[Directive, ...]
-
-
-def is_batch_script(path: Path) -> bool:
-    """Whether the file has lines of options where sbatch looks for them, be it with or without a ``#!`` line."""
-    # os.path: no error for a word that is too long for a file name
-    return os.path.isfile(path) and any(True for _ in _marked_lines(_read_header(path), MARKS + MARKS_OF_OTHERS))
-
-
-def read_batch_script(path: Path) -> BatchScript:
-    """The options of the script at ``path``.
-
-    Raises RequestError: not a script for sbatch, an unknown option of sbatch, an option without its value, or an option
-    of another scheduler that is not to be ignored.
-    """
-    text = _read_header(path)
-    if "\r\n" in text:
-        raise RequestError(f"{path} has the line ends of DOS, which sbatch refuses", hint=f"sed -i 's/\\r$//' {path}")
-    if "\0" in text:
-        raise RequestError(f"{path} has a NUL character, which sbatch refuses")
-    if not text.startswith("#!"):
-        raise RequestError(
-            f"{path}: a batch script begins with the line of its interpreter, such as #!/bin/bash",
-            hint="--launcher srun starts the file as a task on each node, without the options of its lines",
-        )
-    directives: list[Directive] = []
-    for number, line in _marked_lines(text, MARKS):
-        directives += parse_line(line, f"{path.name}:{number}", number=number)
-    if not any(directive.option.name == "ignore-pbs" for directive in directives):
-        _refuse_lines_of_others(text, path)
-    return BatchScript(path, tuple(directives))
-
-
-def _refuse_lines_of_others(text: str, path: Path) -> None:
-    if "SBATCH_IGNORE_PBS" in os.environ:
-        return
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.startswith(MARKS_OF_OTHERS):
-            raise RequestError(
-                f"{path.name}:{number}: {line.strip()!r}: sbatch would translate this line; hpcjobs cannot",
-                hint="write the option as an #SBATCH line; the line #SBATCH --ignore-pbs leaves such lines out",
-            )
-
-
-def parse_line(text: str, where: str, *, number: int = 0) -> Iterator[Directive]:
-    """The options that ``text``, the rest of a line with options, names.
-
-    Raises RequestError: as `read_batch_script`.
-    """
-    return _parse(_split(text, where), number, where)
-
-
-def _read_header(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file.read(_HEADER_BYTES).decode("utf-8", "surrogateescape")
-    except OSError as error:
-        raise RequestError(f"batch script {path} cannot be read: {error.strerror}") from error
-
-
-def _marked_lines(text: str, marks: tuple[str, ...]) -> Iterator[tuple[int, str]]:
-    """Number and rest of each line that begins with a mark, up to the first that is neither empty nor a comment."""
-    for number, line in enumerate(text.split("\n"), 1):
-        if (mark := next(filter(line.startswith, marks), None)) is not None:
-            yield number, line[len(mark) :]
-        elif (bare := line.strip(_SPACE)) and not bare.startswith("#"):
-            return
-
-
-def _split(line: str, where: str) -> list[str]:
-    """Split a line into words: quotes group, a backslash escapes the next character, ``#`` begins a comment."""
-    arguments: list[str] = []
-    current: list[str] | None = None
-    quote = ""
-    chars = iter(line)
-    for char in chars:
-        if char == "\\":
-            current = [*(current or []), next(chars, "")]
-        elif quote:
-            if char == quote:
-                quote = ""
-            else:
-                current = [*(current or []), char]
-        elif char in "\"'":
-            quote, current = char, current or []
-        elif char == "#":
-            break
-        elif char in _SPACE:
-            arguments += ["".join(current)] if current is not None else []
-            current = None
-        else:
-            current = [*(current or []), char]
-    if quote:
-        raise RequestError(f"{where}:{line}: the quotation {quote} is not closed")
-    return [*arguments, *(["".join(current)] if current is not None else [])]
-
-
-def _parse(arguments: list[str], number: int, where: str) -> Iterator[Directive]:
-    """Options as getopt_long reads them: ``-N2``, ``-N 2``, ``--nodes=2``, ``--nodes 2``, abbreviations."""
-    rest = iter(arguments)
-    for arg in rest:
-        if arg in ("hetjob", "packjob"):
-            raise RequestError(f"{where}: {arg}: jobs of several components are not supported", hint="use sbatch")
-        if arg.startswith("--") and len(arg) > 2:
-            name, equals, value = arg[2:].partition("=")
-            # Plugins of a site add options that the table lacks; Slurm knows whether there is one.
-            option = find_option(name) or Sbatch(name, None, Argument.OPTIONAL, Treatment.PASSED)
-            given = value if equals else None
-            if option.argument is Argument.NONE and equals:
-                raise RequestError(f"{where}: {arg}: --{option.name} has no value")
-            if option.argument in (Argument.TEXT, Argument.COUNT) and not equals:
-                given = _value_of(arg, next(rest, None), where)
-            yield Directive(option, given, number)
-        elif arg.startswith("-") and len(arg) > 1:
-            yield from _parse_letters(arg, rest, number, where)
-        else:
-            raise RequestError(f"{where}: {arg!r} is no option", hint="a value with blanks needs quotes")
-
-
-def _parse_letters(letters_arg: str, rest: Iterator[str], number: int, where: str) -> Iterator[Directive]:
-    letters = letters_arg[1:]
-    while letters:
-        letter, letters = letters[0], letters[1:]
-        option = BY_LETTER.get(letter)
-        if option is None:
-            raise RequestError(f"{where}: -{letter}: sbatch has no such option")
-        if option.argument in (Argument.NONE, Argument.OPTIONAL):
-            yield Directive(option, None, number)
-            continue
-        yield Directive(option, letters or _value_of(f"-{letter}", next(rest, None), where), number)
-        return
-
-
-def _value_of(option: str, value: str | None, where: str) -> str:
-    if value is None:
-        raise RequestError(f"{where}: {option} needs a value")
-    return value
-
 
 PASSED_THROUGH = ("sbatch", "srun")
 """Fields of `JobSpec` that every layer adds to."""

@@ -29,7 +29,7 @@ from hpcjobs.processes.programs import Runner, run
 from hpcjobs.record import METRICS
 from hpcjobs.record.metrics import read_lines
 from hpcjobs.record.values import decode_object
-from hpcjobs.run.folder import output_dir
+from hpcjobs.run.job_files import output_dir
 from hpcjobs.scheduler.slurm.parse import Table, read_bytes, read_clock_s, read_resource
 from hpcjobs.site.models import Site
 from hpcjobs.slurm_commands import cluster_env, list_steps

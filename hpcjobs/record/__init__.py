@@ -23,7 +23,7 @@ the index, of the choice of a size, and of the scheduler. A run folder may belon
 files of limited size only, check every type, and ignore unknown keys.
 """
 
-JOB_SCRIPT = "job.sh"
+JOB_SCRIPT, BATCH_SCRIPT = "job.sh", "batch_script"
 MANIFEST, SUBMITTED, STATE, ACCOUNTING = "manifest.json", "submitted.json", "state.json", "accounting.json"
 FIRST_FAILURE = "first_failure"
 SIZE = "size.json"

@@ -19,12 +19,11 @@ from hpcjobs.errors import RequestError, UnknownJobError, nearest
 from hpcjobs.guards import Amounts
 from hpcjobs.job.limits import check_change
 from hpcjobs.job.models import Job
+from hpcjobs.record import BATCH_SCRIPT
 from hpcjobs.record.control import ControlDir
 from hpcjobs.run.budget import most_of
-from hpcjobs.run.folder import BATCH_SCRIPT, task_dir
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import current_id
-from hpcjobs.run.rerun import read_manifest
+from hpcjobs.run.job_files import current_id, read_job_manifest, task_dir
 from hpcjobs.run.select import require_all_own
 from hpcjobs.run.status import Connect, Known, is_ours, own_cluster, require_reachable, statuses
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, connect
@@ -208,7 +207,7 @@ def _most_of_update(settings: Sequence[str], entry: Entry, alive: list[JobRecord
 
 def _job_now(entry: Entry, records: Sequence[JobRecord]) -> Job:
     """The job of the manifest, with more nodes where the queue has more: an earlier update may have added them."""
-    job = read_manifest(Path(entry.run_dir)).job
+    job = read_job_manifest(Path(entry.run_dir)).job
     most = max((record.nnodes or 0 for record in records), default=0)
     return replace(job, max_nodes=most, spare=0) if most > (job.max_nodes or job.nodes) + job.spare else job
 
@@ -319,7 +318,7 @@ def check_settings(settings: Sequence[str], entry: Entry, limit_s: float | None)
     policies = policies_of_job(entry.site, filter(None, (entry.cluster, own_cluster(CLUSTER, entry.slurm_conf))))
     if not policies or entry.is_foreign:  # without a manifest, the request was never checked
         return
-    job = read_manifest(Path(entry.run_dir)).job
+    job = read_job_manifest(Path(entry.run_dir)).job
     check_change(job, _apply_settings(job, settings, limit_s), policies)
 
 

@@ -36,17 +36,16 @@ import msgspec
 
 from hpcjobs import __version__
 from hpcjobs.errors import CommandMissingError, HpcJobsWarning, RequestError
-from hpcjobs.files import file_name, require_unplanted, user_name, write_beside
+from hpcjobs.files import require_unplanted, user_name, write_beside
 from hpcjobs.job.environment import FIGURES_PROGRAM, MONITOR_PROGRAM, SHELL_FOLDER, shell_files
 from hpcjobs.job.models import Plan
 from hpcjobs.packing import pack
 from hpcjobs.processes.programs import Result, run
-from hpcjobs.record import MANIFEST
+from hpcjobs.record import BATCH_SCRIPT, MANIFEST
 from hpcjobs.record.manifest import Manifest, RecordedCode, write_manifest
 from hpcjobs.units import human_bytes
 
 NODE_PROGRAM = "node.pyz"
-BATCH_SCRIPT = "batch_script"
 
 
 def create(plan: Plan, code: CodeState | None) -> None:
@@ -81,24 +80,6 @@ def create(plan: Plan, code: CodeState | None) -> None:
 def remove(plan: Plan) -> None:
     """Remove the run folder of a job that was not accepted."""
     shutil.rmtree(plan.run_dir)
-
-
-def log_path(run_dir: Path, name: str, job_id: str) -> Path:
-    """Log file of a job or array task."""
-    return run_dir / "logs" / f"{file_name(name)}_{job_id}.out"
-
-
-def task_dir(run_dir: Path, job_id: str) -> Path:
-    """The folder of one job or array task: ``123`` -> the run folder, ``123_4`` -> its ``4``."""
-    _, _, index = job_id.partition("_")
-    return run_dir / index if index else run_dir
-
-
-def output_dir(run_dir: Path, job_id: str) -> Path:
-    """The folder that the program of a job or array task writes to; for a task of a sweep the folder of its cell."""
-    folder = task_dir(run_dir, job_id)
-    cell = folder / "cell"
-    return cell if os.path.isdir(cell) else folder
 
 
 def make_root(root: Path) -> None:

@@ -16,13 +16,13 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from hpcjobs.errors import HpcJobsWarning
-from hpcjobs.files import AnyPath, open_regular, read_regular, write_beside
+from hpcjobs.errors import HpcJobsWarning, RequestError, reason_of
+from hpcjobs.files import AnyPath, file_name, open_regular, read_regular, write_beside
 from hpcjobs.job.models import Job
 from hpcjobs.record import ACCOUNTING, ATTEMPTS, FIGURES_LOG, MANIFEST, STATE, SUBMITTED, SUMMARY
 from hpcjobs.record.control import Continuation, ControlDir
 from hpcjobs.record.figures import FigureResult, read_results
-from hpcjobs.record.manifest import RequestedJob, read_manifest
+from hpcjobs.record.manifest import Manifest, RequestedJob, read_manifest
 from hpcjobs.record.state import Attempt, State, StateFile, read_history, read_state_file
 from hpcjobs.record.summary import Throughput
 from hpcjobs.run.index import Entry
@@ -31,6 +31,36 @@ from hpcjobs.units import array_indices, task_ids
 
 T = TypeVar("T")
 _FEW_TASKS = 10
+
+
+def log_path(run_dir: Path, name: str, job_id: str) -> Path:
+    """Log file of a job or array task."""
+    return run_dir / "logs" / f"{file_name(name)}_{job_id}.out"
+
+
+def task_dir(run_dir: Path, job_id: str) -> Path:
+    """The folder of one job or array task: ``123`` -> the run folder, ``123_4`` -> its ``4``."""
+    _, _, index = job_id.partition("_")
+    return run_dir / index if index else run_dir
+
+
+def output_dir(run_dir: Path, job_id: str) -> Path:
+    """The folder that the program of a job or array task writes to; for a task of a sweep the folder of its cell."""
+    folder = task_dir(run_dir, job_id)
+    cell = folder / "cell"
+    return cell if os.path.isdir(cell) else folder
+
+
+def read_job_manifest(run_dir: Path) -> Manifest[Job]:
+    """The manifest of a run. Raises RequestError: it does not exist, or is from a version with other fields."""
+    path = run_dir / MANIFEST
+    try:
+        manifest = read_manifest(run_dir)
+        return Manifest(**{**vars(manifest), "job": msgspec.convert(manifest.job, Job)})
+    except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
+        raise RequestError(
+            f"{path} cannot be used: {reason_of(error)}", hint="a run can be compared or repeated by its manifest only"
+        ) from error
 
 
 def read_json(path: Path, type: type[T]) -> T | None:

@@ -21,7 +21,7 @@ from hpcjobs.run.job_files import current_id, is_closed, own_ids
 from hpcjobs.run.status import Connect, ConnectQueue, Known, is_ours, is_reachable, own_cluster, parent_id, statuses
 from hpcjobs.run.submission import read_index
 from hpcjobs.scheduler.base import JobQueue, JobRecord, QueueReadOnce, State, connect
-from hpcjobs.scheduler.slurm.job_queries import output_file
+from hpcjobs.scheduler.slurm.outputs import output_file
 from hpcjobs.scheduler_kind import CLUSTER, find_kind
 from hpcjobs.site.library import site_to_look_at
 from hpcjobs.site.models import Site

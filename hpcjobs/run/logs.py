@@ -16,9 +16,8 @@ from typing import NamedTuple
 from hpcjobs.errors import HpcJobsWarning, RequestError
 from hpcjobs.files import file_name
 from hpcjobs.record import manifest
-from hpcjobs.run.folder import log_path
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import Tail, find_start, own_ids, read_state
+from hpcjobs.run.job_files import Tail, find_start, log_path, own_ids, read_job_manifest, read_state
 from hpcjobs.run.listing import log_files
 from hpcjobs.run.progress import job_staging
 from hpcjobs.run.status import Connect
@@ -335,9 +334,7 @@ def _logs(entry: Entry, selection: Selection) -> list[_Log]:
 
 
 def _tasks_per_node(entry: Entry) -> int:
-    from hpcjobs.run.rerun import read_manifest  # loads all that resolves a request
-
-    job = read_manifest(Path(entry.run_dir)).job
+    job = read_job_manifest(Path(entry.run_dir)).job
     if job.batch_script is not None:
         raise RequestError("--node: which rank of a batch script ran on which node is unknown")
     if job.ntasks == 1:

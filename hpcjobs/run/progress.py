@@ -20,9 +20,18 @@ from hpcjobs.record.metrics import RunLine, decode_figure, decode_run, decode_st
 from hpcjobs.record.monitor import Head, Sample, decode_head, decode_sample, find_files, is_end
 from hpcjobs.record.state import Attempt, FirstFailure
 from hpcjobs.record.summary import flatten, read_summary
-from hpcjobs.run.folder import output_dir, task_dir
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import Tail, first_line, last_lines, own_ids, read_attempts, read_state, read_usable
+from hpcjobs.run.job_files import (
+    Tail,
+    first_line,
+    last_lines,
+    output_dir,
+    own_ids,
+    read_attempts,
+    read_state,
+    read_usable,
+    task_dir,
+)
 from hpcjobs.run.status import statuses
 from hpcjobs.run.wait import Watch
 from hpcjobs.scheduler.base import JobRecord, Report, State, discard

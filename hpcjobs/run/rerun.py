@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from hpcjobs.errors import ConfigError, HpcJobsError, RequestError, reason_of
+from hpcjobs.errors import ConfigError, HpcJobsError, RequestError
 from hpcjobs.files import read_regular
 from hpcjobs.guards import limit_env, without_limits
 from hpcjobs.job.environment import locate_run_root
@@ -21,12 +21,11 @@ from hpcjobs.job.plan import plan_of, run_dir_of
 from hpcjobs.job.resolve import resolve
 from hpcjobs.job.script import render
 from hpcjobs.record import MANIFEST, SUMMARY
-from hpcjobs.record import manifest as manifest_file
 from hpcjobs.record.manifest import Manifest
 from hpcjobs.record.summary import flatten, read_summary
-from hpcjobs.run.folder import code_state, output_dir
+from hpcjobs.run.folder import code_state
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import own_ids, read_usable
+from hpcjobs.run.job_files import output_dir, own_ids, read_job_manifest, read_usable
 from hpcjobs.run.select import is_own
 from hpcjobs.run.status import Known
 from hpcjobs.site.library import load_site
@@ -49,18 +48,6 @@ class Rerun(NamedTuple):
     notes: tuple[str, ...]
 
 
-def read_manifest(run_dir: Path) -> Manifest[Job]:
-    """The manifest of a run. Raises RequestError: it does not exist, or is from a version with other fields."""
-    path = run_dir / MANIFEST
-    try:
-        manifest = manifest_file.read_manifest(run_dir)
-        return Manifest(**{**vars(manifest), "job": msgspec.convert(manifest.job, Job)})
-    except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
-        raise RequestError(
-            f"{path} cannot be used: {reason_of(error)}", hint="a run can be compared or repeated by its manifest only"
-        ) from error
-
-
 def plan_rerun(entry: Entry, changes: JobSpec, *, made_by: str, trusts: bool = False) -> Rerun:
     """Plan the run of ``entry`` again; without ``changes`` from the resolved job of its manifest.
 
@@ -75,7 +62,7 @@ def plan_rerun(entry: Entry, changes: JobSpec, *, made_by: str, trusts: bool = F
     policy of the centre refuses it, or it is not this user's, not trusted, and to be changed.
     """
     run_dir = Path(entry.run_dir)
-    manifest = read_manifest(run_dir)
+    manifest = read_job_manifest(run_dir)
     job = manifest.job
     own = is_own(entry)
     untrusted = not own and not trusts
@@ -221,7 +208,7 @@ class Difference(msgspec.Struct, frozen=True):
 def compare_runs(first: Known, second: Known) -> Difference:
     """Compare two jobs. Raises RequestError: a manifest cannot be used."""
     runs = [Path(job.entry.run_dir) for job in (first, second)]
-    manifests = [read_manifest(run) for run in runs]
+    manifests = [read_job_manifest(run) for run in runs]
     settings = changes(*(_settings(manifest.job) for manifest in manifests))
     return Difference(
         settings=tuple(settings),

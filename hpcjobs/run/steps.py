@@ -20,20 +20,20 @@ from hpcjobs import slurm_commands
 from hpcjobs.errors import HpcJobsError, RequestError, SchedulerDownError, SchedulerError, UnknownJobError
 from hpcjobs.files import file_name, make_own_folder, write_beside
 from hpcjobs.guards import refuse_change
+from hpcjobs.job.directives import sbatch_options
 from hpcjobs.job.environment import MONITOR_PROGRAM, choose_node_python, locate_run_root
 from hpcjobs.job.launch import Raw, command_line, launch
 from hpcjobs.job.layers import VARIABLES
 from hpcjobs.job.models import Job, Plan
-from hpcjobs.job.script import sbatch_options, setup_text
+from hpcjobs.job.script import setup_text
 from hpcjobs.packing import pack
 from hpcjobs.processes.programs import Runner, run, start
 from hpcjobs.run import folder
 from hpcjobs.run.budget import count_against_budget
 from hpcjobs.run.folder import make_root
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import current_id, own_ids, read_state
+from hpcjobs.run.job_files import current_id, output_dir, own_ids, read_job_manifest, read_state, task_dir
 from hpcjobs.run.progress import NodeSample, idle_s, newest_samples, open_samplers
-from hpcjobs.run.rerun import read_manifest
 from hpcjobs.run.select import require_own
 from hpcjobs.run.status import Connect, require_reachable, statuses
 from hpcjobs.run.wait import Watch
@@ -84,7 +84,7 @@ def attach(
     record = _running(entry, known.records)
     require_own(entry, known.records)
     run_dir = Path(entry.run_dir)
-    job = read_manifest(run_dir).job
+    job = read_job_manifest(run_dir).job
     nodes = hosts_of(record.node_list or "")
     if node is not None or rank is not None:
         nodes = [_node_of(job, nodes, node, rank)]
@@ -97,7 +97,7 @@ def attach(
         argv.append("--pty")
     elif len(nodes) > 1:
         argv.append("--label")
-    shell = _shell(job, folder.task_dir(run_dir, record.job_id), job_id, run_dir)
+    shell = _shell(job, task_dir(run_dir, record.job_id), job_id, run_dir)
     folder_there = job.chdir if os.path.isdir(job.chdir) else "/"
     return Command((*argv, *(arguments or shell)), folder_there, slurm_commands.cluster_env(entry.slurm_conf))
 
@@ -234,7 +234,7 @@ def fresh_for_s(interval_s: float) -> float:
 
 def samples_dir(entry: Entry) -> Path:
     """Folder with the samples of the job or array task."""
-    return folder.output_dir(Path(entry.run_dir), own_ids(entry)[0])
+    return output_dir(Path(entry.run_dir), own_ids(entry)[0])
 
 
 def require_running(entry: Entry, *, connect: Connect = connect) -> JobRecord:
@@ -345,7 +345,12 @@ class JobSampling:
         entry = self._entry
         require_own(entry, statuses([entry], connect=self._connect)[0].records)
         program = write_program(Path(entry.run_dir))
-        arguments = [read_manifest(Path(entry.run_dir)).job.node_python, "-I", str(program), str(samples_dir(entry))]
+        arguments = [
+            read_job_manifest(Path(entry.run_dir)).job.node_python,
+            "-I",
+            str(program),
+            str(samples_dir(entry)),
+        ]
         if not entry.kind.runs_steps:
             argv = [*arguments, current_id(entry), str(self._interval_s)]
             return start(argv, env={"HPCJOBS_MONITOR": "1"}, stderr=PIPE)

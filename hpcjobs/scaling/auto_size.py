@@ -46,7 +46,7 @@ from hpcjobs.scaling.size_choice import (
 from hpcjobs.scaling.study_sweep import current_code
 from hpcjobs.scheduler.base import JobRecord, Report, connect
 from hpcjobs.scheduler.local.client import machine_cpus
-from hpcjobs.scheduler.slurm.job_queries import estimate_start
+from hpcjobs.scheduler.slurm.estimates import estimate_start
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.units import format_count, human_duration, slurm_time, walltime_s
 

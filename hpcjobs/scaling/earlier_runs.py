@@ -17,20 +17,20 @@ from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Job
 from hpcjobs.record import METRICS
 from hpcjobs.record.metrics import decode_step
-from hpcjobs.run.folder import output_dir
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import (
     Rate,
     counts_as_measurement,
     last_lines,
+    output_dir,
     own_ids,
     own_record,
     read_ends,
+    read_job_manifest,
     read_rate,
     requested_figure,
 )
 from hpcjobs.run.progress import read_progress
-from hpcjobs.run.rerun import read_manifest
 from hpcjobs.run.select import entries_of
 from hpcjobs.scaling.study_sweep import read_code
 from hpcjobs.scheduler.base import JobRecord, State
@@ -131,7 +131,7 @@ def find_runs(
 def _read_job(run_dir: Path) -> Job | None:
     """The job of a run folder; None where it cannot be compared: cells of a sweep have parameters of their own."""
     try:
-        manifest = read_manifest(run_dir)
+        manifest = read_job_manifest(run_dir)
     except RequestError:  # removed, or of a hpcjobs with other fields
         return None
     is_cell = manifest.job.template == "sweep" and not (manifest.command_line or "").startswith("hpcjobs scale")

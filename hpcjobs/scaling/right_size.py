@@ -22,7 +22,7 @@ from hpcjobs.scaling.runs import read_runs
 from hpcjobs.scaling.size_choice import describe_reached, find_reached, measure_sizes
 from hpcjobs.scaling.study import Study
 from hpcjobs.scaling.study_sweep import list_runs, read_code
-from hpcjobs.scheduler.slurm.job_queries import ask_sbatch
+from hpcjobs.scheduler.slurm.estimates import ask_sbatch
 from hpcjobs.site.checks import Moment
 from hpcjobs.units import human_duration
 

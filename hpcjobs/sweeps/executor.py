@@ -19,10 +19,11 @@ from hpcjobs import guards
 from hpcjobs.errors import RequestError
 from hpcjobs.files import make_own_folder
 from hpcjobs.guards import Amounts
+from hpcjobs.job.directives import sbatch_options
 from hpcjobs.job.launch import Raw, srun_args
 from hpcjobs.job.models import Job
 from hpcjobs.job.plan import resolve_request
-from hpcjobs.job.script import sbatch_options, setup_text
+from hpcjobs.job.script import setup_text
 from hpcjobs.run.budget import find_unknown, most_of
 from hpcjobs.run.folder import make_root
 from hpcjobs.site.models import Site

@@ -14,8 +14,7 @@ from hpcjobs.record import SUMMARY
 from hpcjobs.record.figures import LOG_SOURCE, MORE, FigureResult, results_of
 from hpcjobs.record.summary import flatten, read_summary
 from hpcjobs.record.values import read_text
-from hpcjobs.run.folder import log_path
-from hpcjobs.run.job_files import read_usable
+from hpcjobs.run.job_files import log_path, read_usable
 from hpcjobs.sweeps.cell_status import CellStatus
 from hpcjobs.sweeps.folder import Definition, SweepFolder
 

@@ -19,8 +19,8 @@ from hpcjobs.processes.programs import own_command, run
 from hpcjobs.record import SUBMITTED
 from hpcjobs.run import logs
 from hpcjobs.run.control import cancel
-from hpcjobs.run.folder import output_dir
 from hpcjobs.run.index import Entry
+from hpcjobs.run.job_files import output_dir, read_job_manifest
 from hpcjobs.run.listing import Survey, scheduler_of, site_asked, survey
 from hpcjobs.run.progress import (
     NodeSample,
@@ -31,7 +31,6 @@ from hpcjobs.run.progress import (
     newest_samples,
     read_progress,
 )
-from hpcjobs.run.rerun import read_manifest
 from hpcjobs.run.select import select
 from hpcjobs.run.status import Connect, ConnectQueue, parent_id, statuses
 from hpcjobs.scheduler.base import JobQueue, JobRecord, State, connect
@@ -274,7 +273,7 @@ class Looker:
         """Return the time limit at submission, if no scheduler gives the present one."""
         if entry.run_dir not in self._limits:
             try:
-                self._limits[entry.run_dir] = read_manifest(Path(entry.run_dir)).job.time_limit_s
+                self._limits[entry.run_dir] = read_job_manifest(Path(entry.run_dir)).job.time_limit_s
             except HpcJobsError:  # the limit is one more thing that is not known of this folder
                 self._limits[entry.run_dir] = None
         return self._limits[entry.run_dir]

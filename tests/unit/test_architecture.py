@@ -359,6 +359,12 @@ def test_the_help_page_loads_nothing_heavy() -> None:
     assert loaded.splitlines()[-1] == "loaded: []"
 
 
+def test_what_lists_jobs_loads_nothing_that_makes_them() -> None:
+    makes = ["jinja2", "hpcjobs.job.resolve", "hpcjobs.job.launch", "hpcjobs.job.environment"]
+    code = "import sys, hpcjobs.cli.jobs, hpcjobs.scheduler.slurm.client, hpcjobs.scheduler.local.queue\n"
+    assert python(code + f"print([name for name in {makes} if name in sys.modules])") == "[]\n"
+
+
 def test_what_starts_the_ranks_of_a_machine_loads_nothing_slow() -> None:
     slow = ["asyncio", "json", "pathlib", "re", "subprocess", "typing"]
     code = f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r}); import hpcjobs.runtime.spawn\n"

@@ -16,7 +16,7 @@ from hpcjobs.processes.programs import Result, Runner, run, run_following
 from hpcjobs.record import STATE
 from hpcjobs.record.state import read_state_file
 from hpcjobs.scheduler.base import Estimate, JobRecord, Submitted, name_signal
-from hpcjobs.scheduler.slurm.job_queries import estimate_start
+from hpcjobs.scheduler.slurm.estimates import estimate_start
 from hpcjobs.scheduler.slurm.parse import (
     ACCOUNTED,
     ACCOUNTED_BEFORE_20_11,

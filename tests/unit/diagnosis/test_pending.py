@@ -13,7 +13,7 @@ from hpcjobs.diagnosis.placement import explain_pending
 from hpcjobs.diagnosis.reasons import REASONS, explain_reason
 from hpcjobs.processes.programs import Result
 from hpcjobs.scheduler.base import JobRecord, State
-from hpcjobs.scheduler.slurm.job_queries import Estimate, ask_sbatch
+from hpcjobs.scheduler.slurm.estimates import Estimate, ask_sbatch
 
 US = "\x1f"
 

@@ -16,7 +16,7 @@ from scripted_cluster import ScriptedCluster, read_table
 from scripted_slurm import answer
 from terminal import on_terminal
 
-from hpcjobs.run.folder import task_dir
+from hpcjobs.run.job_files import task_dir
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

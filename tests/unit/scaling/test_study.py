@@ -18,8 +18,8 @@ from scripted_slurm import answer
 from hpcjobs.errors import ConfigError, RequestError
 from hpcjobs.job.models import Plan
 from hpcjobs.record import SUBMITTED
-from hpcjobs.run.folder import output_dir
 from hpcjobs.run.index import entries
+from hpcjobs.run.job_files import output_dir
 from hpcjobs.run.progress import all_monitor_files
 from hpcjobs.run.submit import JobHandle, hand_over
 from hpcjobs.run.wait import wait

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcjobs.scheduler.base import JobRecord, State
-from hpcjobs.scheduler.slurm.job_queries import parse_start
+from hpcjobs.scheduler.slurm.estimates import parse_start
 from hpcjobs.scheduler.slurm.parse import ACCOUNTED, SEPARATOR, Table, parse_sacct, parse_scontrol, parse_squeue
 from hpcjobs.slurm_commands import list_accounted, list_queue
 
