@@ -395,6 +395,10 @@ def _resolve(member: _Open, queued: list[JobRecord], accounted: list[JobRecord])
     accounted = [*accounted, *(record for record in ends if there.isdisjoint(task_ids(record.job_id)))]
     reported = {task for record in alive for task in task_ids(record.job_id)}
     final = [record for record in accounted if record.state.ended and reported.isdisjoint(task_ids(record.job_id))]
+    # slurmctld soon forgets these, and what the tasks wrote may be the end of an earlier start.
+    soon_forgotten = [record for record in final if record.source == "scontrol" and record not in member.ends]
+    if soon_forgotten and are_final(entry, soon_forgotten):
+        keep_accounting(entry, final)
     reported |= {task for record in final for task in task_ids(record.job_id)}
     rest = [task for task in own_ids(entry) if task not in reported]
     in_queue = {task: record for record in queued for task in task_ids(record.job_id)}

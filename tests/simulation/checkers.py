@@ -330,7 +330,10 @@ def check_waits(life: Life, one: Submission) -> None:
             life.errors.append(f"{one.plan.run_dir}: wait, begun at {this.began:.0f}, gives up: {this.error}")
         if this.known is None or this.code is None:
             continue
-        states = {job.state for job in jobs_of(life, this.known[0].entry.run_dir)}
+        jobs = jobs_of(life, this.known[0].entry.run_dir)
+        states = {job.state for job in jobs}
+        # An accounting without commands has the end of the job that got the id of a lost one.
+        is_alike = not life.settings.keeps_commands and any(_has_namesake(life, job) for job in jobs)
         is_unknown = any(record.state.value == "UNKNOWN" for known in this.known for record in known.records)
         # A signal that is not Slurm's: what the job wrote about it is all that is left without accounting.
         is_signalled = any("SIGTERM, not handled" in line and "job" in line for line in life.world.trace)
@@ -338,7 +341,8 @@ def check_waits(life: Life, one: Submission) -> None:
         if states == {"COMPLETED"} and this.code != 0 and not one.requeued and is_certain:
             life.errors.append(f"{one.plan.run_dir}: wait ends with {this.code}, and the job completed")
         _check_code(life, one, this, is_certain=is_certain)
-        if this.code == 0 and not states & {"COMPLETED"} and not life.works[this.known[0].entry.run_dir].completed:
+        has_completed = "COMPLETED" in states or life.works[this.known[0].entry.run_dir].completed
+        if this.code == 0 and not has_completed and not is_alike:
             life.errors.append(f"{one.plan.run_dir}: wait ends with 0, and the job ended as {sorted(states)}")
 
 

@@ -16,7 +16,7 @@ import hpcjobs
 from hpcjobs.errors import CommandMissingError, HpcJobsWarning, SchedulerDownError, SchedulerError
 from hpcjobs.job.models import Plan
 from hpcjobs.processes.programs import Result, clean_env, run
-from hpcjobs.run import folder
+from hpcjobs.run import folder, index
 from hpcjobs.run.index import Entry, entries, index_dir
 from hpcjobs.run.job_files import write_submitted
 from hpcjobs.run.submission import adopt_job, begin, read_begun
@@ -145,6 +145,14 @@ def test_the_job_of_a_killed_submitter_is_listed_though_the_list_could_not_be_wr
         assert len(read_begun()) == 1
     assert adopt_job(plan.run_dir, Recorded().slurm()) == entry
     assert (entries(), read_begun()) == ([entry], [])
+
+
+def test_a_job_that_only_the_list_knows_keeps_its_submit_time_when_it_is_named_by_its_folder(plan: Plan) -> None:
+    """Found in the queue again, it would have the time of that look, and no record of the accounting would fit it."""
+    folder.create(plan, None)
+    entry = Entry("41", plan.job.name, plan.job.site, plan.job.scheduler, str(plan.run_dir), 1.0)
+    index.add(entry)  # submitted.json could not be written
+    assert adopt_job(plan.run_dir, Recorded(squeue=[queued(plan, "41")]).slurm()) == entry
 
 
 def test_an_id_of_a_wrapper_that_fails_afterwards_is_looked_for_in_the_queue(plan: Plan) -> None:
