@@ -7,7 +7,7 @@ covers all arrays, and one sacct covers the ended arrays without a stored accoun
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -109,6 +109,16 @@ def cell_statuses(folder: SweepFolder, scheduler: JobQueue, *, certain: bool = F
     records = _records(open_entries.values(), scheduler)
     if certain:
         _confirm_ends(records, open_entries, scheduler)
+    for cell, attempt in attempts.items():
+        if attempt.entry is None or _is_final(own.get(cell), certain=False) or _is_alive(records, attempt):
+            continue
+        # Its end may have been written after its state was read, and before the queue was.
+        if (
+            attempt.entry is not None
+            and not _is_final(own.get(cell), certain=False)
+            and not _is_alive(records, attempt)
+        ):
+            own[cell] = _own_state(read_cell_state(folder, cell), attempt)
     return [_cell_status(cell, attempts.get(cell.id), own[cell.id], records) for cell in cells]
 
 
@@ -184,23 +194,28 @@ def _confirm_ends(records: dict[str, JobRecord], entries: dict[str, Entry], sche
                 records[task] = record
 
 
+def _is_alive(records: Mapping[str, JobRecord], attempt: _Attempt) -> bool:
+    record = records.get(attempt.job_id or "")
+    return record is not None and not record.state.ended and record.state is not State.UNKNOWN
+
+
 def _cell_status(
     cell: Cell, attempt: _Attempt | None, own: StateFile | None, records: dict[str, JobRecord]
 ) -> CellStatus:
     if attempt is None:
         return CellStatus(cell, State.COMPLETED if own is not None else None, own=own)
-    record = records.get(attempt.job_id or "")
-    return CellStatus(cell, _state(attempt, own, record), attempt.job_id, attempt.chunk, own, record)
+    state = _state(attempt, own, records)
+    return CellStatus(cell, state, attempt.job_id, attempt.chunk, own, records.get(attempt.job_id or ""))
 
 
-def _state(attempt: _Attempt, own: StateFile | None, record: JobRecord | None) -> State | None:
+def _state(attempt: _Attempt, own: StateFile | None, records: Mapping[str, JobRecord]) -> State | None:
     """COMPLETED if the cell wrote that; otherwise the state in the queue, or after the task's end its last state."""
     if own is not None and own.state is State.COMPLETED:
         return State.COMPLETED
     if attempt.entry is None:
         return State.PENDING  # prepared; the sweep's own job will submit it
-    alive = record is not None and not record.state.ended and record.state is not State.UNKNOWN
-    if record is not None and alive:
+    record = records.get(attempt.job_id or "")
+    if record is not None and _is_alive(records, attempt):
         packed = attempt.chunk.pack > 1 and record.state is State.RUNNING
         return (own.state if own is not None else State.PENDING) if packed else record.state
     if own is not None and own.state.ended:
