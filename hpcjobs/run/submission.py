@@ -207,8 +207,10 @@ def adopt_job(run_dir: Path, scheduler: JobQueue) -> Entry | None:
 
     Raises SchedulerError: it does not answer, so there may be one.
     """
-    # Either record is enough: the other one may not have been written.
-    entry = read_submitted(run_dir) or next((e for e in index.entries() if e.run_dir == str(run_dir)), None)
+    entry = read_submitted(run_dir)
+    if entry is None and (entry := next((e for e in index.entries() if e.run_dir == str(run_dir)), None)) is not None:
+        with suppress(OSError):  # as when it was submitted: either record is enough
+            write_submitted(run_dir, entry)
     # A record that was copied from another run folder is about the job of that one.
     if entry is not None and os.path.realpath(entry.run_dir) == os.path.realpath(run_dir):
         with suppress(OSError):  # the next command tries again
