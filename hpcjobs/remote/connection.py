@@ -18,15 +18,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from subprocess import DEVNULL, PIPE
+from subprocess import DEVNULL, PIPE, Popen
 from threading import Thread
+from typing import IO
 
 from hpcjobs.errors import HpcJobsError
 from hpcjobs.files import append_lines, cache_dir, runtime_dir, state_dir, write_beside
 from hpcjobs.processes import programs
 from hpcjobs.processes.programs import Result, run_in_terminal
 from hpcjobs.site.models import Login
+from hpcjobs.units import human_bytes
 
 KEEP_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3", "-o", "ConnectTimeout=20")
 """A link that is silent for 45 s is lost; a host that does not answer is tried again after 20 s."""
@@ -34,6 +38,8 @@ LOST = 255
 """Exit code of an ssh that did not reach the other side, or lost it."""
 _LINES, _LONGEST_LINE = 8, 200
 """Lines, and characters of a line, that a message quotes from a program's output."""
+_LONGEST_ANSWER = 256 << 20
+"""Bytes of what a command there prints; the answers are lists of jobs and paths."""
 _PERSIST = "10m"
 _LONGEST_SOCKET = 104
 """Bytes of the path of a socket on macOS; Linux has four more."""
@@ -104,12 +110,15 @@ class LoginConnection:
         return ["ssh", *self.options, *_AS_TYPED, "-t" if terminal else "-T", self.destination, remote]
 
     def run(self, script: str, *, given: bytes | None = None) -> Result:
-        """Run ``script`` there; ``given`` is its standard input. Raises NoConnectionError: the connection was lost."""
+        """Run ``script`` there; ``given`` is its standard input.
+
+        Raises NoConnectionError: the connection was lost. HpcJobsError: the answer is too long to be one.
+        """
         with tempfile.TemporaryFile() as file:
             file.write(given or b"")
             file.seek(0)
             with programs.start(self.command(script), stdin=file, stdout=PIPE, stderr=PIPE) as process:
-                out, err = (data.decode("utf-8", "surrogateescape") for data in process.communicate())
+                out, err = (data.decode("utf-8", "surrogateescape") for data in self._read_answer(process))
         result = Result(process.returncode, out, err)
         if self.is_lost(result.code):
             raise NoConnectionError(f"the connection to {self.destination} is lost: {last_lines(result.err)}")
@@ -135,7 +144,8 @@ class LoginConnection:
     def copy(self, arguments: Sequence[str], *, given: str = "") -> None:
         """Run rsync; its ``arguments`` name a path there by `path_there`, ``given`` is its standard input.
 
-        Raises HpcJobsError: it failed. NoConnectionError: the connection was lost. CommandMissingError: no rsync here.
+        Raises HpcJobsError: it failed, or printed too much. NoConnectionError: the connection was lost.
+        CommandMissingError: no rsync here.
         """
         ssh = ["ssh", *self.options, *_AS_TYPED]
         if self.login.port is not None:
@@ -145,7 +155,7 @@ class LoginConnection:
             file.seek(0)
             argv = ["rsync", "-e", shlex.join(ssh), *arguments]
             with programs.start(argv, stdin=file, stdout=PIPE, stderr=PIPE) as process:
-                _, err = process.communicate()
+                _, err = self._read_answer(process)
         if process.returncode == 0:
             return
         message = last_lines(err.decode("utf-8", "backslashreplace"))
@@ -155,6 +165,16 @@ class LoginConnection:
             f"rsync with {self.destination}: exit code {process.returncode}: {message}",
             hint="rsync must be installed there too" if "rsync: command not found" in message else None,
         )
+
+    def _read_answer(self, process: Popen[bytes]) -> list[bytes]:
+        """Output and errors of ``process``, to their end. Raises HpcJobsError: too long; the process is killed."""
+        assert process.stdout is not None
+        assert process.stderr is not None
+        with ThreadPoolExecutor(2) as pool:  # both at once: a full pipe stops the program there
+            answer = list(pool.map(partial(_read_some, process), (process.stdout, process.stderr)))
+        if any(len(part) > _LONGEST_ANSWER for part in answer):
+            raise HpcJobsError(f"{self.destination} answered with more than {human_bytes(_LONGEST_ANSWER)}: not read")
+        return answer
 
     def path_there(self, path: str) -> str:
         """``path`` in the notation of rsync, unquoted: option ``-s`` keeps the shell there from expanding it."""
@@ -166,6 +186,15 @@ def last_lines(text: str) -> str:
     """The last lines of a program's output, short enough for a message: banners of ssh and of hosts are long."""
     lines = text.strip().splitlines()[-_LINES:]
     return "\n".join(line if len(line) <= _LONGEST_LINE else f"…{line[-_LONGEST_LINE:]}" for line in lines)
+
+
+def _read_some(process: Popen[bytes], stream: IO[bytes]) -> bytes:
+    """Read a stream of ``process`` to its end; a program that prints more than an answer may have is killed."""
+    data = stream.read(_LONGEST_ANSWER + 1)
+    if len(data) > _LONGEST_ANSWER:
+        process.kill()
+        stream.close()  # what it started ends when its output has no reader
+    return data
 
 
 def _read_settings(destination: str) -> dict[str, str]:

@@ -107,3 +107,13 @@ def test_what_is_fetched_has_neither_links_nor_execute_bits_nor_a_repository(
     assert fetched == {"tool", "logs", "logs/a.out"}
     for path in (here / "runs").rglob("*"):
         assert stat.S_IMODE(path.lstat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+@pytest.mark.parametrize("stream", ["1", "2"])
+def test_an_answer_without_end_is_not_held_in_memory(
+    host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: str
+) -> None:
+    monkeypatch.setattr("hpcjobs.remote.connection._LONGEST_ANSWER", 1 << 20)
+    answer(tmp_path / "commands", "cat", f"while echo no end of it; do :; done >&{stream}")
+    refused = within("--remote", "you@far", "report", "jobs")
+    assert (refused.code, "you@far answered with more than 1M: not read" in refused.err) == (3, True), refused
