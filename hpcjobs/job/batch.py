@@ -13,10 +13,10 @@ import msgspec
 
 from hpcjobs import trainers
 from hpcjobs.errors import RequestError
-from hpcjobs.job.directives import BatchScript, Directive, is_batch_script, read_batch_script
 from hpcjobs.job.launch import launch
 from hpcjobs.job.limits import DoesNotFitError
 from hpcjobs.job.models import Job, JobSpec, Layer
+from hpcjobs.job.options import BatchScript, Directive, is_batch_script, read_batch_script
 from hpcjobs.site.models import Containers, Environment, Resources, Site
 from hpcjobs.site.resources import InScript, Treatment, ValueKind, find_option, option_of
 from hpcjobs.site.yaml_file import in_plain_words

@@ -17,7 +17,6 @@ from hpcjobs import __version__
 from hpcjobs.data import data_folder, plain_text
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError, nearest, reason_of
 from hpcjobs.files import cache_dir, config_dir, file_name
-from hpcjobs.job.directives import MARKS_OF_OTHERS, sbatch_options
 from hpcjobs.job.environment import (
     FIGURES_PROGRAM,
     MONITOR_PROGRAM,
@@ -28,6 +27,7 @@ from hpcjobs.job.environment import (
 )
 from hpcjobs.job.launch import Raw, command_line, entering, gpus_of_node, launch, launched_by, task
 from hpcjobs.job.models import Job
+from hpcjobs.job.options import MARKS_OF_OTHERS, sbatch_options
 from hpcjobs.runtime.exits import ExitCode
 from hpcjobs.site.models import WARNING_S
 from hpcjobs.site.trust import is_project_folder, is_trusted, refusal_of_file

@@ -301,6 +301,14 @@ def keep_accounting(entry: Entry, records: list[JobRecord]) -> None:
         warnings.warn(f"{folder / ACCOUNTING} cannot be written: {error.strerror}", HpcJobsWarning, stacklevel=2)
 
 
+def keep_ends(entry: Entry, ends: list[JobRecord]) -> None:
+    """Keep the records of some tasks beside those that were kept of the others."""
+    if ends:
+        job = replace(entry, task=None)  # an entry that names one task; the file has those of all
+        there = {task for record in ends for task in _tasks_of(record)}
+        keep_accounting(job, [*(record for record in read_ends(job) if there.isdisjoint(_tasks_of(record))), *ends])
+
+
 def drop_ends(entry: Entry, ends: list[JobRecord], alive: Iterable[JobRecord]) -> list[JobRecord]:
     """Forget those of the kept records ``ends`` whose tasks are in the queue again; return the others."""
     again = {task for record in alive for task in _tasks_of(record)}

@@ -40,6 +40,7 @@ from hpcjobs.run.job_files import (
     find_started,
     is_closed,
     keep_accounting,
+    keep_ends,
     may_be_requeued,
     own_ids,
     own_record,
@@ -379,6 +380,7 @@ def _resolve(member: _Open, queued: list[JobRecord], accounted: list[JobRecord])
     accounting; then the task's own state file.
     """
     entry = member.entry
+    accounted = [_choose_later(record, member.ends) for record in accounted]
     # COMPLETING with such an end on record is a job on its way back to the queue; otherwise it is the job's own end.
     put_back = any(record.state in _PUT_BACK for record in accounted)
     alive = [r for r in queued if not r.state.ended and (put_back or r.state is not State.COMPLETING)]
@@ -387,7 +389,7 @@ def _resolve(member: _Open, queued: list[JobRecord], accounted: list[JobRecord])
     if not alive and all(record.state.ended for record in accounted) and covers_tasks(entry, accounted):
         # sacct may correct a record for some minutes: an early one is shown, but not kept.
         if are_final(entry, accounted):
-            keep_accounting(entry, accounted)
+            keep_ends(entry, accounted)
         return accounted
     # Tasks that are in the queue again were requeued by hand: their kept ends are not the last ones.
     ends = drop_ends(entry, member.ends, alive) if alive and member.ends else member.ends
@@ -397,8 +399,7 @@ def _resolve(member: _Open, queued: list[JobRecord], accounted: list[JobRecord])
     final = [record for record in accounted if record.state.ended and reported.isdisjoint(task_ids(record.job_id))]
     # slurmctld soon forgets these, and what the tasks wrote may be the end of an earlier start.
     soon_forgotten = [record for record in final if record.source == "scontrol" and record not in member.ends]
-    if soon_forgotten and are_final(entry, soon_forgotten):
-        keep_accounting(entry, final)
+    keep_ends(entry, [record for record in soon_forgotten if are_final(entry, [record])])
     reported |= {task for record in final for task in task_ids(record.job_id)}
     rest = [task for task in own_ids(entry) if task not in reported]
     in_queue = {task: record for record in queued for task in task_ids(record.job_id)}
@@ -411,6 +412,14 @@ def _resolve(member: _Open, queued: list[JobRecord], accounted: list[JobRecord])
         return known
     never_started = (task for task, record in own.items() if record is None and task not in in_queue)
     return [*known, *(msgspec.structs.replace(_unknown(entry), job_id=task, reason=_LOST) for task in never_started)]
+
+
+def _choose_later(record: JobRecord, ends: Iterable[JobRecord]) -> JobRecord:
+    """The kept end of the same task, where the accounting has only that of an earlier start."""
+    for end in ends:
+        if end.job_id == record.job_id and None not in (end.ended, record.ended):
+            return end if (end.ended or 0) > (record.ended or 0) + CLOCK_TOLERANCE_S else record
+    return record
 
 
 def _own_or_lost(entry: Entry, task: str, queued: JobRecord | None) -> JobRecord | None:

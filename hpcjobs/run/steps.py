@@ -20,11 +20,11 @@ from hpcjobs import slurm_commands
 from hpcjobs.errors import HpcJobsError, RequestError, SchedulerDownError, SchedulerError, UnknownJobError
 from hpcjobs.files import file_name, make_own_folder, write_beside
 from hpcjobs.guards import refuse_change
-from hpcjobs.job.directives import sbatch_options
 from hpcjobs.job.environment import MONITOR_PROGRAM, choose_node_python, locate_run_root
 from hpcjobs.job.launch import Raw, command_line, launch
 from hpcjobs.job.layers import VARIABLES
 from hpcjobs.job.models import Job, Plan
+from hpcjobs.job.options import sbatch_options
 from hpcjobs.job.script import setup_text
 from hpcjobs.packing import pack
 from hpcjobs.processes.programs import Runner, run, start

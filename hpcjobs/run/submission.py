@@ -208,9 +208,6 @@ def adopt_job(run_dir: Path, scheduler: JobQueue) -> Entry | None:
     Raises SchedulerError: it does not answer, so there may be one.
     """
     entry = read_submitted(run_dir)
-    if entry is None and (entry := next((e for e in index.entries() if e.run_dir == str(run_dir)), None)) is not None:
-        with suppress(OSError):  # as when it was submitted: either record is enough
-            write_submitted(run_dir, entry)
     # A record that was copied from another run folder is about the job of that one.
     if entry is not None and os.path.realpath(entry.run_dir) == os.path.realpath(run_dir):
         with suppress(OSError):  # the next command tries again
@@ -221,7 +218,16 @@ def adopt_job(run_dir: Path, scheduler: JobQueue) -> Entry | None:
     if not (run_dir / JOB_SCRIPT).exists():  # the script is written last: not submitted yet
         return None
     taken = scheduler.find_submitted(plan := plan_in(run_dir))
-    return remember(plan, taken[0], submitted=began_at(run_dir)) if taken else None
+    if not taken:
+        return None
+    when = began_at(run_dir)
+    if when is None:  # the list may have the job, if only the record in its folder could not be written
+        when = next((e.submitted for e in reversed(index.entries()) if _is_job_of(e, run_dir, taken[0])), None)
+    return remember(plan, taken[0], submitted=when)
+
+
+def _is_job_of(entry: Entry, run_dir: Path, taken: Submitted) -> bool:
+    return entry.job_id == taken.job_id and os.path.realpath(entry.run_dir) == os.path.realpath(run_dir)
 
 
 def read_index() -> index.Index:

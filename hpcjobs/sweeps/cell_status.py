@@ -109,16 +109,14 @@ def cell_statuses(folder: SweepFolder, scheduler: JobQueue, *, certain: bool = F
     records = _records(open_entries.values(), scheduler)
     if certain:
         _confirm_ends(records, open_entries, scheduler)
-    for cell, attempt in attempts.items():
-        if attempt.entry is None or _is_final(own.get(cell), certain=False) or _is_alive(records, attempt):
-            continue
-        # Its end may have been written after its state was read, and before the queue was.
-        if (
-            attempt.entry is not None
-            and not _is_final(own.get(cell), certain=False)
-            and not _is_alive(records, attempt)
-        ):
-            own[cell] = _own_state(read_cell_state(folder, cell), attempt)
+    unsettled = [
+        cell
+        for cell, attempt in attempts.items()
+        if attempt.entry is not None and not _is_final(own.get(cell), certain=False) and not _is_alive(records, attempt)
+    ]
+    # Their ends may have been written after their states were read, and before the queue was.
+    for cell in folder.started_cells().intersection(unsettled) if unsettled else ():
+        own[cell] = _own_state(read_cell_state(folder, cell), attempts[cell])
     return [_cell_status(cell, attempts.get(cell.id), own[cell.id], records) for cell in cells]
 
 

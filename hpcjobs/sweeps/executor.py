@@ -19,9 +19,9 @@ from hpcjobs import guards
 from hpcjobs.errors import RequestError
 from hpcjobs.files import make_own_folder
 from hpcjobs.guards import Amounts
-from hpcjobs.job.directives import sbatch_options
 from hpcjobs.job.launch import Raw, srun_args
 from hpcjobs.job.models import Job
+from hpcjobs.job.options import sbatch_options
 from hpcjobs.job.plan import resolve_request
 from hpcjobs.job.script import setup_text
 from hpcjobs.run.budget import find_unknown, most_of

@@ -12,8 +12,8 @@ from nodeless import ACCOUNT, CLUSTERS, Nodeless, nodeless
 
 import hpcjobs
 from hpcjobs.errors import RequestError
-from hpcjobs.job.directives import sbatch_options
 from hpcjobs.job.models import Job
+from hpcjobs.job.options import sbatch_options
 from hpcjobs.sandbox import Sandbox
 from hpcjobs.scheduler.slurm.client import hint_for
 from hpcjobs.site.models import Partition, Site

@@ -7,8 +7,8 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 
-from hpcjobs.job.directives import sbatch_options
 from hpcjobs.job.models import Job
+from hpcjobs.job.options import sbatch_options
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.scheduler.base import Estimate
 from hpcjobs.scheduler.slurm.parse import read_shown

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from hpcjobs.errors import RequestError, SchedulerError
-from hpcjobs.job.directives import is_batch_script, read_batch_script
+from hpcjobs.job.options import is_batch_script, read_batch_script
 from hpcjobs.scheduler.base import Scheduler
 from hpcjobs.scheduler.slurm.parse import Table, TableRow, read_shown
 from hpcjobs.slurm_commands import (

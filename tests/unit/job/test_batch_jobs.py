@@ -10,8 +10,8 @@ from scripts_here import run_here, without_complaint
 
 import hpcjobs
 from hpcjobs.errors import RequestError
-from hpcjobs.job.directives import parse_line
 from hpcjobs.job.models import Plan
+from hpcjobs.job.options import parse_line
 from hpcjobs.job.resolve import resolve
 from hpcjobs.run.job_files import log_path
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcjobs.errors import RequestError
-from hpcjobs.job.directives import is_batch_script, read_batch_script
+from hpcjobs.job.options import is_batch_script, read_batch_script
 
 
 def options_of(here: Path, text: str) -> list[tuple[str, str | None]]:

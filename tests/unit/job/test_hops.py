@@ -11,9 +11,9 @@ from imagefile import write_image
 from msgspec.structs import replace
 
 import hpcjobs
-from hpcjobs.job.directives import sbatch_options
 from hpcjobs.job.environment import enter_options
 from hpcjobs.job.models import JobSpec, Plan
+from hpcjobs.job.options import sbatch_options
 from hpcjobs.site.models import UNLIMITED, Containers, Retries
 
 ARGUMENTS = ("--nodes", "4", "--time", "2h", "--retries", "node=5", "--container")

@@ -357,8 +357,9 @@ def test_a_sweep_takes_no_stranger_in_the_queue_for_its_own_array(job: Entry) ->
     assert not is_queued(replace(job, cluster="beta"), [record(State.PENDING)])
 
 
-def test_without_accounting_the_last_end_of_one_task_is_kept_when_slurm_forgets_it(job: Entry) -> None:
-    """Both tasks completed long ago; the second was requeued and cancelled while it waited."""
+@pytest.fixture
+def array(job: Entry) -> Entry:
+    """Two tasks that completed 50 minutes ago; the second was requeued then, and cancelled while it waited."""
     array = replace(job, array="0-1")
     run_dir = Path(job.run_dir)
     for task in ("0", "1"):
@@ -366,7 +367,23 @@ def test_without_accounting_the_last_end_of_one_task_is_kept_when_slurm_forgets_
         content = {"job_id": f"7_{task}", "state": "COMPLETED", "exit_code": 0, "started": NOW - 3590}
         (run_dir / task / "state.json").write_text(json.dumps(content | {"ended": NOW - 3000, "nodes": "n1"}))
         os.utime(run_dir / task / "state.json", (NOW - 3000, NOW - 3000))
+    return array
+
+
+@pytest.mark.parametrize("task", [None, 1], ids=["array", "task"])
+def test_without_accounting_the_last_end_of_one_task_is_kept_when_slurm_forgets_it(
+    array: Entry, task: int | None
+) -> None:
+    entry = replace(array, task=task)
     cancelled = record(State.CANCELLED, "scontrol", job_id="7_1", started=None, ended=NOW - 60, restarts=1)
     for known in ([cancelled], []):
+        (status,) = statuses([entry], connect=Slurm(accounted=known).connect)
+        assert ("7_1", State.CANCELLED) in [(r.job_id, r.state) for r in status.records]
+
+
+def test_an_accounting_that_lacks_the_last_start_does_not_replace_the_end_that_was_kept(array: Entry) -> None:
+    cancelled = record(State.CANCELLED, "scontrol", job_id="7_1", started=None, ended=NOW - 600, restarts=1)
+    earlier = [record(State.COMPLETED, "sacct", job_id=f"7_{task}", ended=NOW - 3000) for task in (0, 1)]
+    for known in ([cancelled], earlier, []):
         (status,) = statuses([array], connect=Slurm(accounted=known).connect)
         assert {r.job_id: r.state for r in status.records} == {"7_0": State.COMPLETED, "7_1": State.CANCELLED}

@@ -150,9 +150,24 @@ def test_the_job_of_a_killed_submitter_is_listed_though_the_list_could_not_be_wr
 def test_a_job_that_only_the_list_knows_keeps_its_submit_time_when_it_is_named_by_its_folder(plan: Plan) -> None:
     """Found in the queue again, it would have the time of that look, and no record of the accounting would fit it."""
     folder.create(plan, None)
-    entry = Entry("41", plan.job.name, plan.job.site, plan.job.scheduler, str(plan.run_dir), 1.0)
-    index.add(entry)  # submitted.json could not be written
-    assert adopt_job(plan.run_dir, Recorded(squeue=[queued(plan, "41")]).slurm()) == entry
+    for job_id, submitted in (
+        ("7", 1.0),
+        ("41", 2.0),
+    ):  # submitted.json could not be written; 7 had a folder of this name
+        index.add(Entry(job_id, plan.job.name, plan.job.site, plan.job.scheduler, str(plan.run_dir), submitted))
+    adopted = adopt_job(plan.run_dir, Recorded(squeue=[queued(plan, "41")]).slurm())
+    assert adopted is not None
+    assert (adopted.job_id, adopted.submitted) == ("41", 2.0)
+
+
+def test_the_earlier_job_of_a_folder_that_was_made_anew_is_not_taken_for_its_job(plan: Plan) -> None:
+    index.add(Entry("7", plan.job.name, plan.job.site, plan.job.scheduler, str(plan.run_dir), 1.0))
+    folder.create(plan, None)
+    begin(plan)
+    adopted = adopt_job(plan.run_dir, Recorded(squeue=[queued(plan, "41")]).slurm())
+    assert adopted is not None
+    assert adopted.job_id == "41"
+    assert adopted.submitted > 1.0
 
 
 def test_an_id_of_a_wrapper_that_fails_afterwards_is_looked_for_in_the_queue(plan: Plan) -> None:
