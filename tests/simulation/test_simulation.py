@@ -17,7 +17,7 @@ from slurm import Attempt, Job
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.site import machine
 
-FIXED = {"jobs": 7000, "cases": 6000, "sweeps": 3000, "queue": 3000}
+FIXED = {"jobs": 4500, "cases": 9500, "sweeps": 2000, "queue": 3000}
 """Seeds that every run plays, from 0."""
 FRESH = {"jobs": 600, "cases": 100, "sweeps": 200, "queue": 100}
 """Seeds that the runs of one day play, and none before."""
