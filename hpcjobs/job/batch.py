@@ -1,4 +1,4 @@
-"""A batch script as sbatch takes it: its ``#SBATCH`` lines, read as sbatch reads them."""
+"""A batch script as a job: its options and those that are passed through to sbatch and srun."""
 
 from __future__ import annotations
 

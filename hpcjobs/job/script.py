@@ -1,4 +1,4 @@
-"""A resolved job as options of sbatch and as a script; checks the options that sbatch will read."""
+"""A resolved job as a script; checks the options that sbatch will read from it."""
 
 from __future__ import annotations
 
