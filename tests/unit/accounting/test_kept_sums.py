@@ -15,7 +15,8 @@ from hpcjobs.jobstats.columns import JobFilter
 from hpcjobs.jobstats.sources import AccountingQuery, Sacct
 from hpcjobs.site.models import Site
 
-NOON = int((datetime.now().replace(hour=12, minute=0, second=0, microsecond=0) - timedelta(days=4)).timestamp())
+TODAY = datetime.now().replace(hour=15, minute=0, second=0, microsecond=0)
+NOON = int((TODAY.replace(hour=12) - timedelta(days=4)).timestamp())
 
 
 class Clusters:
@@ -24,6 +25,8 @@ class Clusters:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, rows: Sequence[Mapping[str, str]]) -> None:
         self.fake = FakeSacct(rows)
         monkeypatch.setattr(totals, "open_sacct", self._open)
+        # Soon after midnight yesterday is open too, and one more question is asked.
+        monkeypatch.setattr(time, "time", TODAY.timestamp)
 
     def _open(self, job_filter: JobFilter, site: Site) -> Sacct:
         query = AccountingQuery(site.name, job_filter.since, time.time(), job_filter.users)
