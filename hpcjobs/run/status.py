@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from hpcjobs.errors import RequestError, SchedulerDownError, SchedulerError
 from hpcjobs.files import user_name
 from hpcjobs.record import JOB_SCRIPT
-from hpcjobs.record.control import Continuation
+from hpcjobs.record.control import Continuation, ControlDir
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import (
@@ -48,6 +48,7 @@ from hpcjobs.run.job_files import (
     read_attempts,
     read_ends,
     read_state,
+    task_dir,
     write_continuation,
 )
 from hpcjobs.scheduler.base import JobQueue, JobRecord, Scheduler, State, connect, reachable_clusters
@@ -354,7 +355,8 @@ def _correct(entry: Entry, record: JobRecord) -> JobRecord:
     own = own_record(entry, record.job_id)
     if own is None or own.started is None or record.started is None:
         return record
-    if own.started > record.started + CLOCK_TOLERANCE_S and own.state.ended:
+    is_later = own.restarts and record.ended is not None and own.started >= record.ended
+    if own.state.ended and (is_later or own.started > record.started + CLOCK_TOLERANCE_S):
         return own  # the accounting lacks the last start
     # Records of two different starts: they cannot correct each other.
     if abs(own.started - record.started) > CLOCK_TOLERANCE_S:
@@ -427,6 +429,9 @@ def _own_or_lost(entry: Entry, task: str, queued: JobRecord | None) -> JobRecord
     own = own_record(entry, task)
     if own is None or own.state.ended:
         return own
+    # A job that was requeued as it was cancelled has no end in the accounting either.
+    if queued is None and ControlDir(str(task_dir(Path(entry.run_dir), task))).cancelled_at is not None:
+        return replace(own, state=State.CANCELLED, reason="it was cancelled, and wrote no end")
     return queued or msgspec.structs.replace(own, state=State.UNKNOWN, source="nobody", reason=_LOST)
 
 

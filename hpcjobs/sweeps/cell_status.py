@@ -214,8 +214,11 @@ def _state(attempt: _Attempt, own: StateFile | None, records: Mapping[str, JobRe
         return State.PENDING  # prepared; the sweep's own job will submit it
     record = records.get(attempt.job_id or "")
     if record is not None and _is_alive(records, attempt):
-        packed = attempt.chunk.pack > 1 and record.state is State.RUNNING
-        return (own.state if own is not None else State.PENDING) if packed else record.state
+        if attempt.chunk.pack == 1 or record.state is not State.RUNNING:
+            return record.state
+        # What the cell wrote before its task was requeued does not count: the task runs it again.
+        is_earlier = own is not None and own.ended is not None and own.ended < (record.started or 0)
+        return State.PENDING if own is None or is_earlier else own.state
     if own is not None and own.state.ended:
         return own.state
     if record is None or record.state in (State.UNKNOWN, State.COMPLETED):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -453,7 +454,15 @@ def _queued_tasks(scheduler: JobQueue) -> int:
 
 
 def _submit_tail(folder: SweepFolder, definition: Definition, scheduler: JobQueue, after: Sequence[str]) -> None:
-    """Submit the job that submits the rest: it starts after the queued arrays, or without any in five minutes."""
+    """Submit the job that submits the rest: it starts after the queued arrays, or without any in five minutes.
+
+    One such job waits at a time: several, of several commands, would fill a short queue, and follow each other
+    for ever.
+    """
+    waiting = [record for record in scheduler.queue() if record.state is State.PENDING]
+    tail, this_job = folder.tail(), os.environ.get("HPCJOBS_JOB_ID")  # which an old answer of the queue has waiting
+    if tail is not None and tail.job_id != this_job and is_queued(tail, waiting):
+        return
     number = sum(1 for _ in folder.path.glob("next-*")) + 1
     alive = after or _queued_arrays(folder, scheduler)
     begin = None if alive else _LATER

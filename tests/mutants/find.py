@@ -24,9 +24,9 @@ from typing import NamedTuple
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-SEEDS = 1000
-CASES = 300
-"""So many of the seeds are those of cases, which are shorter lives."""
+SEEDS = 2000
+SHARES = {"cases": 0.15, "jobs": 0.35, "sweeps": 0.5}
+"""Which part of the seeds are lives of which kind."""
 
 
 class StaleError(Exception):
@@ -119,9 +119,8 @@ def find(patch: Path, seeds: int) -> tuple[str, str]:
             copy_with(patch, Path(folder))
         except StaleError as error:
             return "stale", str(error)
-        cases = min(CASES, seeds)
-        for lives, count in (("cases", cases), ("jobs", seeds - cases)):
-            if seen := play_to_first(lives, count, folder):
+        for lives, share in SHARES.items():
+            if seen := play_to_first(lives, round(seeds * share), folder):
                 return "found", seen
     return "missed", f"{seeds} seeds"
 

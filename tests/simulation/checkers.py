@@ -166,7 +166,7 @@ def check_known(life: Life, one: Submission) -> None:
 
 def _has_no_note(life: Life) -> bool:
     """The list of jobs could not be written, and the submitter was killed before it could print that."""
-    return any("on home/.local/state/hpcjobs" in line and "submit" in line for line in life.world.trace)
+    return any("on home/.local" in line and "submit" in line for line in life.world.trace)
 
 
 def _is_untraceable(life: Life, folder: str, jobs: list[Job]) -> bool:
@@ -376,7 +376,8 @@ def _check_attempts(life: Life, one: Submission, folder: str, job_id: str) -> No
     has_ghost = any(run.attempt.is_ghost for run in runs)
     for first, second in pairwise(runs):
         lives = first.ended is None and first.process is not None and first.process.alive
-        if (lives or (first.ended is not None and first.ended > second.began)) and not first.attempt.is_ghost:
+        is_ghost = first.attempt.is_ghost or second.attempt.is_ghost  # its script may have started late
+        if (lives or (first.ended is not None and first.ended > second.began)) and not is_ghost:
             life.errors.append(f"{folder}: an attempt began at {second.began:.0f} while the last one lived")
     completed = [when for who, when in work.completed if job_id in ("", who)]
     if len(completed) > 1 and not one.requeued and not has_ghost:

@@ -505,8 +505,8 @@ def run(schedule: Schedule, place: Path, *, of: type[Life] = Life) -> Life:
 
 def _job_of_current(life: Life) -> tuple[bodies.Work, Any]:
     current = life.world.current
-    job = next(j for j in life.slurm.every for a in j.attempts if a.process is current)
-    return life.works[str(Path(job.script).parent)], job.attempts[-1]
+    attempt = next(a for j in life.slurm.every for a in j.attempts if a.process is current)
+    return life.works[str(Path(attempt.job.script).parent)], attempt
 
 
 def ended_in_truth(states: Collection[str]) -> bool:

@@ -171,6 +171,16 @@ class SweepLife(Life):
         self.needless += bool(outcome.submitted) and was_complete
         if outcome.submitted and was_complete and self.needless > (2 if self._could_not_record() else 0):
             self.errors.append(f"{self.folder.path}: every cell is complete, and arrays {ids} were submitted")
+        for entry in outcome.submitted:
+            self._check_chunk(Path(entry.run_dir) / "chunk.json")
+
+    def _check_chunk(self, path: Path) -> None:
+        """An array is made of cells that have not completed."""
+        made, cells = path.stat().st_mtime, json.loads(path.read_text())["cells"]
+        again = [cell for cell in cells if any(when < made for when in self.completed.get(cell, []))]
+        is_disturbed = self.world.misled or any("fault" in line for line in self.world.trace)
+        if again and not is_disturbed and not self._could_not_record():
+            self.errors.append(f"{self.folder.path}: cells {again} had completed, and were submitted again")
 
     def status(self) -> None:
         began = self.world.now
@@ -203,7 +213,9 @@ class SweepLife(Life):
         self.user("submit", self.begin, delay_s=at)
         for verb, most in ((self.begin, 2), (self.resume, 4), (self.status, 4), (self.look, 2)):
             for _ in range(draw.randrange(most)):
-                delay_s = at + draw.choice((draw.uniform(1, 60), draw.uniform(1, 2000), draw.uniform(1, BUSY_S)))
+                near_end = max(1.0, draw.choice((1, 2)) * self.duration_s - draw.uniform(0, 20))
+                often = (draw.uniform(1, 60), draw.uniform(1, 2000), draw.uniform(1, BUSY_S), near_end)
+                delay_s = at + draw.choice(often)
                 name = verb.__name__ if verb != self.begin else "submit again"
                 self.user(name, verb, host=draw.choice(("login1", "login2")), delay_s=delay_s)
         if draw.random() < 0.15:

@@ -18,6 +18,8 @@ import greenlet
 
 EPOCH_S = 1_900_000_000.0
 """When a world begins: later than any real time stamp, so that a file's real time is never later than its job's."""
+MEAN_DELAYS_S = (0.0, 0.0, 0.0, 2.0, 15.0)
+"""How long a command takes on average, apart from faults: most clusters answer at once, a busy one does not."""
 MOST_EVENTS = 100_000
 """Of one schedule; most have some hundreds."""
 
@@ -72,6 +74,8 @@ class World:
     def __init__(self, seed: int, *, faults: list[Fault] | None = None) -> None:
         self.seed, self.random = seed, random.Random(seed)
         self.now = EPOCH_S
+        self._delays = random.Random(seed * 7 + 3)
+        self._mean_delay_s = self._delays.choice(MEAN_DELAYS_S)
         self.skew = 0.0
         """Of the clock that programs read as wall time: jumps of it do not move sleeping processes."""
         self.skews: dict[str, float] = {}
@@ -135,6 +139,10 @@ class World:
         self.hub.switch()
         if not process.alive:
             raise Killed
+
+    def delay(self, longest_mean_s: float) -> None:
+        """Let the time pass that a command takes: what the current process read before is old afterwards."""
+        self.sleep(0.05 + self._delays.expovariate(1.0) * min(self._mean_delay_s, longest_mean_s))
 
     def wait_signals(self, timeout_s: float | None) -> list[int]:
         """The signals that came to the current process; one wakes it."""

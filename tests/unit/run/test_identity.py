@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from hpcjobs.errors import RequestError, SchedulerDownError
+from hpcjobs.errors import RequestError, SchedulerDownError, SchedulerError
 from hpcjobs.files import user_name
 from hpcjobs.job.models import Plan
 from hpcjobs.run import index
-from hpcjobs.run.control import cancel
+from hpcjobs.run.control import cancel, control
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import FINAL_AFTER_S, is_closed, read_accounting
 from hpcjobs.run.listing import listing
@@ -230,26 +230,71 @@ def test_a_job_that_has_started_again_since_its_kept_end_is_not_closed(job: Entr
 @pytest.mark.parametrize("state", [State.RUNNING, State.PENDING])
 def test_a_cancellation_is_noted_for_a_job_that_runs_and_may_request_its_own_requeue(job: Entry, state: State) -> None:
     """Slurm forgets a cancellation that a requeue follows; the start that follows reads the note, and ends."""
-    job, control = replace(job, user=user_name()), Path(job.run_dir) / "control"
-    control.mkdir()
+    job, folder = replace(job, user=user_name()), Path(job.run_dir) / "control"
+    folder.mkdir()
     alive = Slurm([record(state, command=f"{job.run_dir}/job.sh")])
     assert cancel([job], connect=alive.connect).cancelled == ["7"]
-    assert (control / "cancelled").exists() == (state is State.RUNNING)  # one that waits is gone at once
+    assert (folder / "cancelled").exists() == (state is State.RUNNING)  # one that waits is gone at once
 
 
 def test_a_cancellation_that_slurm_did_not_take_leaves_no_note(job: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
-    job, control = replace(job, user=user_name()), Path(job.run_dir) / "control"
-    control.mkdir()
+    job, folder = replace(job, user=user_name()), Path(job.run_dir) / "control"
+    folder.mkdir()
     alive = Slurm([record(State.RUNNING, command=f"{job.run_dir}/job.sh")])
 
     def refuse(job_ids: Iterable[str]) -> None:
-        assert (control / "cancelled").exists()
+        assert (folder / "cancelled").exists()
         raise SchedulerDownError("scancel: Slurm does not answer")
 
     monkeypatch.setattr(alive, "cancel", refuse)
     with pytest.raises(SchedulerDownError):
         cancel([job], connect=alive.connect)
-    assert not (control / "cancelled").exists()
+    assert not (folder / "cancelled").exists()
+
+
+@pytest.mark.parametrize("accounted", [[], [record(State.REQUEUED, "sacct", ended=NOW - 5)]])
+def test_a_job_that_was_cancelled_as_it_requeued_itself_is_cancelled_once_slurm_has_forgotten_it(
+    job: Entry, accounted: list[JobRecord]
+) -> None:
+    """It writes no end, and the accounting has the requeue alone."""
+    job, folder = replace(job, user=user_name()), Path(job.run_dir) / "control"
+    folder.mkdir()
+    write_state(job, "RUNNING", started=NOW - 600)
+    assert states(job, Slurm(accounted=accounted)) == [(State.UNKNOWN, "nobody")]
+    alive = Slurm([record(State.RUNNING, command=f"{job.run_dir}/job.sh")])
+    assert cancel([job], connect=alive.connect).cancelled == ["7"]
+    assert states(job, Slurm(accounted=accounted)) == [(State.CANCELLED, "job")]
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_an_end_that_slurm_put_back_is_no_end_of_a_job_that_completed_minutes_later(job: Entry, restarts: int) -> None:
+    """Its node failed, and it started again at once; the accounting has lost the second end, or has it later."""
+    job = replace(job, user=user_name())
+    failed = record(State.NODE_FAIL, "sacct", started=NOW - 3590, ended=NOW - 3400)
+    write_state(job, "COMPLETED", exit_code=0, started=NOW - 3390, ended=NOW - 600, restarts=restarts)
+    expected = (State.COMPLETED, "job") if restarts else (State.NODE_FAIL, "sacct")
+    assert states(job, Slurm(accounted=[failed])) == [expected]
+
+
+def test_a_refused_requeue_leaves_the_note_that_the_job_was_cancelled(
+    job: Entry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, note = replace(job, user=user_name()), Path(job.run_dir) / "control" / "cancelled"
+    note.parent.mkdir()
+    write_state(job, "RUNNING", started=NOW - 600)
+    alive = Slurm([record(State.RUNNING, command=f"{job.run_dir}/job.sh")])
+    assert cancel([job], connect=alive.connect).cancelled == ["7"]
+    gone = Slurm(accounted=[record(State.REQUEUED, "sacct", ended=NOW - 5)])
+
+    def refuse(job_ids: Iterable[str]) -> None:
+        assert not note.exists()
+        raise SchedulerError("scontrol refused: Invalid job id specified for job 7")
+
+    for verb in ("hold", "release", "requeue"):
+        monkeypatch.setattr(gone, verb, refuse, raising=False)
+    with pytest.raises(SchedulerError):
+        control("requeue", [job], connect=gone.connect)
+    assert note.exists()
 
 
 def test_the_kept_ends_of_an_array_stay_while_one_of_its_tasks_is_requeued(job: Entry) -> None:

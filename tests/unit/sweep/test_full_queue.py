@@ -62,7 +62,7 @@ def test_a_sweep_larger_than_the_account_may_submit_is_cut_until_it_fits(
     begun = sweep(10).json
     assert 0 < begun["cells"] < 10
     assert begun["cells"] + begun["waiting"] == 10
-    _run_to_the_end(stub)
+    _run_to_the_end(stub, monkeypatch)
 
 
 def test_the_job_that_submits_the_rest_requests_what_the_centre_makes_mandatory(
@@ -81,7 +81,7 @@ def test_the_job_that_submits_the_rest_requests_what_the_centre_makes_mandatory(
     assert "#SBATCH --time=00:30:00" in script
 
 
-def _run_to_the_end(stub: StubSlurm) -> None:
+def _run_to_the_end(stub: StubSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     """End what is queued, and let the job that submits the rest do it, as Slurm would: a running job still counts."""
     for _ in range(10):
         *arrays, last = stub.queue()
@@ -90,6 +90,7 @@ def _run_to_the_end(stub: StubSlurm) -> None:
         if not Path(f"runs/sweep-s/next-{_ + 1:03d}").exists():
             stub.end(last)
             break
+        monkeypatch.setenv("HPCJOBS_JOB_ID", last)
         assert within("sweep", "continue", "runs/sweep-s").code == 0
         stub.end(last)
     chunks = [json.loads(path.read_text()) for path in Path("runs/sweep-s/chunks").glob("*/chunk.json")]
@@ -119,6 +120,22 @@ def test_cells_wait_while_other_jobs_of_mine_fill_the_queue(
     assert sweep(3).json["waiting"] == 3
     assert len(stub.queue()) == 2
     assert status() == {"PENDING": 3}
+
+
+def test_one_job_that_submits_the_rest_waits_at_a_time_however_often_a_sweep_is_resumed(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several would fill a short queue, and follow each other for ever."""
+    stub = install(monkeypatch, here / "stubs", limit=6)
+    stub.add_foreign_job()
+    begun = sweep(10).json
+    queued = stub.queue()
+    for array in begun["arrays"]:
+        stub.end(array)
+    for _ in range(3):
+        assert within("sweep", "resume", "s").code in (0, 5)
+    assert [path.name for path in Path("runs/sweep-s").glob("next-*")] == ["next-001"]
+    assert set(queued) - set(begun["arrays"]) <= set(stub.queue())
 
 
 def test_cells_whose_submitting_job_was_cancelled_are_missing_and_resume_submits_them(

@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 from commandline import ok
+from msgspec.structs import replace
 from stub_slurm import install
+
+from hpcjobs.scheduler.base import JobRecord, State
+from hpcjobs.scheduler.slurm.client import SlurmScheduler
 
 CELLS = 50
 
@@ -28,9 +32,9 @@ def cells(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return folders
 
 
-def write_state(folder: Path, state: str, job_id: str) -> None:
+def write_state(folder: Path, state: str, job_id: str, *, ended: float = 2.0) -> None:
     folder.mkdir()
-    content = {"job_id": job_id, "state": state, "exit_code": 0, "started": 1.0, "ended": 2.0, "nodes": "a"}
+    content = {"job_id": job_id, "state": state, "exit_code": 0, "started": 1.0, "ended": ended, "nodes": "a"}
     (folder / "state.json").write_text(json.dumps(content))
 
 
@@ -51,6 +55,21 @@ def test_a_completed_cell_whose_folder_was_removed_is_no_longer_completed(cells:
     states()
     shutil.rmtree(cells[0])
     assert states() == {"COMPLETED": 39, "PENDING": 11}
+
+
+def test_a_cell_whose_task_was_requeued_since_it_failed_runs_again(
+    cells: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its task was preempted, and runs the other cells of it before this one: `resume` would have run it beside."""
+    write_state(cells[40], "CANCELLED", "101_4", ended=90.0)
+    write_state(cells[41], "FAILED", "101_4", ended=110.0)
+    waiting = SlurmScheduler.queue
+
+    def run_since_100(scheduler: SlurmScheduler) -> list[JobRecord]:
+        return [replace(record, state=State.RUNNING, started=100.0) for record in waiting(scheduler)]
+
+    monkeypatch.setattr(SlurmScheduler, "queue", run_since_100)
+    assert states() == {"COMPLETED": 40, "FAILED": 1, "PENDING": 9}
 
 
 def test_status_reads_no_results(cells: list[Path]) -> None:
