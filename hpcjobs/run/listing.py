@@ -198,11 +198,11 @@ def survey(*, since: float, site: str | None = None, connect: ConnectQueue = con
     where = site_asked(site)
     kind, conf = scheduler_of(where)
     errors: list[SchedulerError] = []
+    jobs = read_index()  # the queue after it: a job that is submitted meanwhile would be missing from its queue
     try:
         queue = once(kind, conf).queue()
     except SchedulerError as error:
         queue, errors = [], [error]
-    jobs = read_index()
     queued = {parent_id(record.job_id) for record in queue}
     # Closed jobs may be in the queue again, requeued by hand.
     mine = [e for e in jobs.entries if e.submitted >= since or jobs.is_open(e) or e.job_id in queued]

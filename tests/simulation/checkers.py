@@ -113,6 +113,8 @@ def _is_late_copy(life: Life, job: Job) -> bool:
         return False
     if _is_misled(life) and "--dependency=afterany" not in job.submit_line:
         return True  # its submitter was told that there is none
+    if any(line.endswith(": killed") and " submit " in line for line in life.world.trace):
+        return True  # nobody looked for it
     return job.cancelled_at is not None or (bool(job.ends) and job.ends[0][0] - job.submit < 10.0)
 
 
@@ -400,7 +402,9 @@ def _check_attempts(life: Life, one: Submission, folder: str, job_id: str) -> No
     idle = [line for first, line in pairwise(lines) if line.cause == first.cause == "timeout" and line.saved == 0]
     if len(idle) > 1 and not one.requeued:
         life.errors.append(f"{folder}: {len(idle) + 1} complete time limits, and nothing was saved")
-    failed = sum(run.code == work.code and run.code != 0 for run in runs if run.code is not None)
+    # A program that fails in the moment of a preemption is preempted.
+    own_ends = [run for run in runs if run.attempt.end_state not in ("NODE_FAIL", "PREEMPTED")]
+    failed = sum(run.code == work.code and run.code != 0 for run in own_ends if run.code is not None)
     if work.fails_always and failed > 1 + max(BUDGET["error"], BUDGET["node"]) + len(one.requeued):
         life.errors.append(f"{folder}: {failed} attempts failed, more than the budget allows")
     by_slurm = sum(run.attempt.end_state in ("NODE_FAIL", "PREEMPTED", "REQUEUED") for run in runs)
@@ -434,6 +438,8 @@ def check_states(life: Life) -> None:
                 was_full = any(fault.detail == "full" for fault in life.schedule.faults)
                 is_lost = ("_" in job_id or was_full) and life.settings.accounting in ("absent", "lossy")
                 is_lost |= final is not None and any(final[0] <= back <= when for back in put_backs)
+                has_no_end = life.settings.accounting in ("absent", "lossy")
+                is_lost |= final is not None and has_no_end and any(final[0] <= start <= when for start in starts)
                 if final is not None and state == "UNKNOWN" and not is_lost:
                     life.errors.append(f"{run_dir}: job {job_id} was {final[1]}, and {who} calls it {state}")
                 continue
@@ -463,7 +469,7 @@ def _accounting_answers(life: Life) -> bool:
 
 def _check_last(life: Life, run_dir: str, job_id: str, last: tuple[float, str, str, str]) -> None:
     """What is shown at the very end agrees with the truth, as far as anybody can know it."""
-    _, who, state, source = last
+    when, who, state, source = last
     task = job_id.partition("_")[2]
     jobs = [job for job in jobs_of(life, run_dir) if not task or str(job.task) == task]
     if not jobs or "[" in job_id or _has_late_copy(life, run_dir):
@@ -483,6 +489,8 @@ def _check_last(life: Life, run_dir: str, job_id: str, last: tuple[float, str, s
     ):
         life.errors.append(f"{run_dir}: job {job_id} was cancelled by a command that said so, and is UNKNOWN")
     if truth.state == "LOST":
+        if when < life.slurm.back_at:
+            return  # it was not lost yet
         # An accounting without commands shows a name and a submit time, and both fit the job that got the id, too.
         is_alike = not life.settings.keeps_commands and _has_namesake(life, truth)
         if source in ("squeue", "scontrol") or (source == "sacct" and state in ENDED and not is_alike):

@@ -316,7 +316,11 @@ class Life:
         entry = self.entry_of(one)
         if verb == "requeue":
             one.requeued.append(self.world.now)  # of an array, some tasks may be, and others refused
-        control.control(verb, [entry])
+        try:
+            control.control(verb, [entry])
+        finally:
+            if verb == "requeue" and self.world.current is not None:
+                one.requeued[-1] = self.world.now  # when Slurm has taken it, at the latest
 
     def rerun(self, one: Submission) -> None:
         again = rerun.plan_rerun(self.entry_of(one), JobSpec(), made_by="a test").plan

@@ -276,6 +276,26 @@ def test_an_end_that_slurm_put_back_is_no_end_of_a_job_that_completed_minutes_la
     assert states(job, Slurm(accounted=[failed])) == [expected]
 
 
+def test_a_job_that_is_submitted_while_the_queue_is_listed_is_not_unknown(
+    job: Entry, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer of the queue is older than the job, which the list of jobs has by then."""
+    slurm = Slurm([record(State.RUNNING)])
+    folder = Path.home() / ".config" / "hpcjobs" / "site_configs"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text(SITE % job.slurm_conf)
+    monkeypatch.setenv("HPCJOBS_SITE", "mine")
+
+    def answer() -> list[JobRecord]:
+        (Path(job.run_dir) / "new").mkdir()
+        index.add(replace(job, job_id="8", run_dir=f"{job.run_dir}/new", submitted=time.time()))
+        return slurm.queued
+
+    monkeypatch.setattr(slurm, "queue", answer)
+    rows = listing(since=0.0, connect=slurm.connect).rows
+    assert [(row.record.job_id, row.record.state) for row in rows] == [("7", State.RUNNING)]
+
+
 def test_a_refused_requeue_leaves_the_note_that_the_job_was_cancelled(
     job: Entry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
