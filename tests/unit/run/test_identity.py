@@ -304,16 +304,16 @@ def test_a_refused_requeue_leaves_the_note_that_the_job_was_cancelled(
     write_state(job, "RUNNING", started=NOW - 600)
     alive = Slurm([record(State.RUNNING, command=f"{job.run_dir}/job.sh")])
     assert cancel([job], connect=alive.connect).cancelled == ["7"]
-    gone = Slurm(accounted=[record(State.REQUEUED, "sacct", ended=NOW - 5)])
+    slurm = Slurm(accounted=[record(State.REQUEUED, "sacct", ended=NOW - 5)])
 
     def refuse(job_ids: Iterable[str]) -> None:
         assert not note.exists()
         raise SchedulerError("scontrol refused: Invalid job id specified for job 7")
 
     for verb in ("hold", "release", "requeue"):
-        monkeypatch.setattr(gone, verb, refuse, raising=False)
+        monkeypatch.setattr(slurm, verb, refuse, raising=False)
     with pytest.raises(SchedulerError):
-        control("requeue", [job], connect=gone.connect)
+        control("requeue", [job], connect=slurm.connect)
     assert note.exists()
 
 
