@@ -1,4 +1,4 @@
-"""Slurm's commands as scripts on PATH that remember the jobs: those that wait or have ended, and their scripts."""
+"""Slurm's commands as scripts on PATH that remember the jobs: those that wait, run or have ended, and their scripts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 _SCRIPT = r"""#!/bin/bash
-# A line of `jobs`: id, state, submit time, script, tasks. Jobs wait until they are cancelled, or end at once.
+# A line of `jobs`: id, state, submit time, script, tasks. Jobs wait or run until they are cancelled, or end at once.
 cd "${0%/*}" || exit 1
 exec 9>lock && flock 9
 case ${0##*/} in
@@ -25,7 +25,7 @@ case ${0##*/} in
         ;;
     squeue)
         while read -r id state at script array; do
-            case $state$* in *--states=all* | PENDING*) ;; *) continue ;; esac
+            case $state$* in *--states=all* | PENDING* | RUNNING*) ;; *) continue ;; esac
             [ "$array" = - ] || id="${id}_[$array]"
             printf '%s\x1f' "$id" job "$state" None compute '' 1 "$at" N/A 0:00 1:00:00
             echo "$script"
@@ -44,7 +44,7 @@ case ${0##*/} in
         done <jobs
         ;;
     scontrol) printf 'ClusterName = stub\nMaxArraySize = 1001\n' ;;
-    scancel) for id in "$@"; do sed -i "s/^$id PENDING/$id CANCELLED/" jobs; done ;;
+    scancel) for id in "$@"; do sed -Ei "s/^$id (PENDING|RUNNING)/$id CANCELLED/" jobs; done ;;
 esac
 """
 

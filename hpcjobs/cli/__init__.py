@@ -31,7 +31,10 @@ from hpcjobs.cli.completion import complete_sites, prepare
 from hpcjobs.cli.terminal import fail, json_state, note_json, printable_streams, raw, reset_json
 from hpcjobs.errors import UNFORESEEN, HpcJobsError, HpcJobsWarning, nearest
 
-_REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EISDIR, errno.ENOTDIR)
+_REFUSALS = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EISDIR, errno.ENOTDIR),
+    *(errno.EIO, errno.ESTALE, errno.EFBIG),
+)
 DEBUG_VARIABLE = "HPCJOBS_DEBUG"
 
 GROUPS = {
@@ -329,7 +332,7 @@ def _current_folder_is_gone() -> bool:
 
 
 def _refused_file(error: Exception) -> str | None:
-    """Return one line if the system refused a file to this user; otherwise None."""
+    """Return one line if the system refused a file, or could not read or write it; otherwise None."""
     if isinstance(error, OSError) and error.errno in _REFUSALS and error.filename is not None:
         return f"{Path(os.fsdecode(error.filename)).absolute()}: {error.strerror}"
     return None

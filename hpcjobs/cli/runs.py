@@ -192,8 +192,7 @@ def prune(
              "size_bytes": job.size, "run_dir": job.entry.run_dir} for job in chosen
         ]  # fmt: skip
         print_output("prune", {"jobs": rows, "removed": remove, "size_bytes": total, "left": choice.left})
-        return
-    if chosen:
+    elif chosen:
         print_table(
             ["JOB", "NAME", "STATE", "AGE", "SIZE", "RUN FOLDER"],
             [
@@ -203,7 +202,10 @@ def prune(
             ],
         )  # fmt: skip
     done = "removed" if remove else "to remove (--remove does it)"
-    print(f"{len(chosen)} job{'' if len(chosen) == 1 else 's'}, {human_bytes(total)} {done}")
-    if choice.left:
+    if not as_json:
+        print(f"{len(chosen)} job{'' if len(chosen) == 1 else 's'}, {human_bytes(total)} {done}")
+    if choice.left and not as_json:
         jobs = "job" if choice.left == 1 else "jobs"
         note(f"not listed: {choice.left} {jobs} of that age, still waiting, running, in use, or without a known end")
+    if len(chosen) < len(choice.old):
+        raise typer.Exit(1)  # a warning has named the folder that could not be removed

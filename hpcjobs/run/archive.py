@@ -247,21 +247,25 @@ def remove(jobs: Iterable[Old]) -> list[Old]:
 
 
 def _remove_folder(run_dir: str) -> bool:
-    """Rename a folder, then remove it: readers never see it half empty, and a failed rename leaves it unchanged."""
-    if not os.path.lexists(run_dir):
-        return True
+    """Rename a folder, then remove it: readers never see it half empty, and a failed rename leaves it unchanged.
+
+    A removal that was killed or failed in between left the rest under the other name: it is removed now.
+    """
     parent, name = os.path.split(run_dir)
     leaving = os.path.join(parent, f".{name}.removed")
     try:
-        for folder, _, _ in os.walk(run_dir):
-            if not os.access(folder, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
-        os.rename(run_dir, leaving)
-        shutil.rmtree(leaving)
+        if os.path.lexists(run_dir):
+            for folder, _, _ in os.walk(run_dir):
+                if not os.access(folder, os.W_OK | os.X_OK):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
+            os.rename(run_dir, leaving)
+        if os.path.lexists(leaving):
+            shutil.rmtree(leaving)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         rest = "" if os.path.lexists(run_dir) else f"; its rest is {leaving}"
         warnings.warn(
             f"run folder {run_dir} cannot be removed: {reason_of(error)}{where}{rest}", HpcJobsWarning, stacklevel=3
         )
-    return not os.path.lexists(run_dir)
+        return False
+    return True

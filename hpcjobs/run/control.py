@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from hpcjobs import guards
-from hpcjobs.errors import RequestError, SchedulerDownError, SchedulerError, UnknownJobError, nearest
+from hpcjobs.errors import RequestError, UnknownJobError, nearest
 from hpcjobs.guards import Amounts
 from hpcjobs.job.limits import check_change
 from hpcjobs.job.models import Job
@@ -93,22 +93,6 @@ def _remove_notes(noted: Iterable[ControlDir]) -> None:
             control.clear_cancelled()
 
 
-@contextmanager
-def _without_notes(controls: Iterable[ControlDir]) -> Iterator[None]:
-    """Remove the notes that jobs are cancelled for a requeue; a refused one leaves them as they were."""
-    times = {control: at for control in controls if (at := control.cancelled_at) is not None}
-    _remove_notes(times)
-    try:
-        yield
-    except SchedulerDownError:
-        raise  # it may have taken the requeue
-    except SchedulerError:
-        for control, at in times.items():
-            with suppress(OSError):
-                control.write_cancelled(at)
-        raise
-
-
 def _control_dirs(job: Known, records: Iterable[JobRecord]) -> list[ControlDir]:
     if job.entry.is_foreign or not job.entry.kind.may_requeue:
         return []
@@ -163,7 +147,7 @@ def control(verb: Verb, entries: Iterable[Entry], *, connect: Connect = connect)
         chosen = [job_id for job in known for job_id in job.ids()]
         with ExitStack() as counted:
             if verb == "requeue":
-                counted.enter_context(_without_notes(c for job in known for c in _control_dirs(job, job.records)))
+                _remove_notes(control for job in known for control in _control_dirs(job, job.records))
                 for job in known:
                     counted.enter_context(guards.count(job.entry.name or job.entry.job_id, _most_of_requeue(job)))
             {"hold": scheduler.hold, "release": scheduler.release, "requeue": scheduler.requeue}[verb](chosen)

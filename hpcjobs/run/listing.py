@@ -198,14 +198,21 @@ def survey(*, since: float, site: str | None = None, connect: ConnectQueue = con
     where = site_asked(site)
     kind, conf = scheduler_of(where)
     errors: list[SchedulerError] = []
-    jobs = read_index()  # the queue after it: a job that is submitted meanwhile would be missing from its queue
+    before = read_index()  # the queue after it: a job that is submitted meanwhile would be missing from its queue
     try:
         queue = once(kind, conf).queue()
     except SchedulerError as error:
         queue, errors = [], [error]
-    queued = {parent_id(record.job_id) for record in queue}
+    # A job of the queue that is in no list was submitted meanwhile, or by other means.
+    jobs = read_index() if without_known(queue, before.entries) else before
+    listed_before, queued = {entry.run_dir for entry in before.entries}, {parent_id(record.job_id) for record in queue}
     # Closed jobs may be in the queue again, requeued by hand.
-    mine = [e for e in jobs.entries if e.submitted >= since or jobs.is_open(e) or e.job_id in queued]
+    mine = [
+        entry
+        for entry in jobs.entries
+        if entry.job_id in queued
+        or (entry.run_dir in listed_before and (entry.submitted >= since or jobs.is_open(entry)))
+    ]
     known = statuses(
         [e for e in mine if site is None or where is None or e.site == where.name], connect=once, errors=errors
     )

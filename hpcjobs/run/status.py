@@ -153,6 +153,7 @@ _PUT_BACK = (
 )
 _NOT_ACCOUNTED = "it has left the queue, and the accounting does not answer"
 _LOST = "its scheduler no longer knows it, and it wrote no end"
+_CANCELLED = "it was cancelled, and wrote no end"
 _PARENT = re.compile(r"[_+]")
 Connect = Callable[[str, "str | None"], Scheduler]
 ConnectQueue = Callable[[str, "str | None"], JobQueue]
@@ -355,7 +356,9 @@ def _correct(entry: Entry, record: JobRecord) -> JobRecord:
     own = own_record(entry, record.job_id)
     if own is None or own.started is None or record.started is None:
         return record
-    is_later = own.restarts and record.ended is not None and own.started >= record.ended
+    # It completed in a later start than that which Slurm put back.
+    has_completed = own.state is State.COMPLETED and bool(own.restarts) and record.state in _PUT_BACK
+    is_later = has_completed and record.ended is not None and own.started >= record.ended
     if own.state.ended and (is_later or own.started > record.started + CLOCK_TOLERANCE_S):
         return own  # the accounting lacks the last start
     # Records of two different starts: they cannot correct each other.
@@ -429,10 +432,12 @@ def _own_or_lost(entry: Entry, task: str, queued: JobRecord | None) -> JobRecord
     own = own_record(entry, task)
     if own is None or own.state.ended:
         return own
+    lost = replace(own, state=State.UNKNOWN, source="nobody", reason=_LOST)
     # A job that was requeued as it was cancelled has no end in the accounting either.
-    if queued is None and ControlDir(str(task_dir(Path(entry.run_dir), task))).cancelled_at is not None:
-        return replace(own, state=State.CANCELLED, reason="it was cancelled, and wrote no end")
-    return queued or msgspec.structs.replace(own, state=State.UNKNOWN, source="nobody", reason=_LOST)
+    cancelled_at = ControlDir(str(task_dir(Path(entry.run_dir), task))).cancelled_at if queued is None else None
+    if cancelled_at is not None:
+        lost = replace(lost, state=State.CANCELLED, ended=cancelled_at, reason=_CANCELLED)
+    return queued or lost
 
 
 def _unknown(entry: Entry) -> JobRecord:

@@ -17,7 +17,7 @@ from hpcjobs.record import STATE
 from hpcjobs.record.state import StateFile, read_state_file
 from hpcjobs.record.values import convert, to_json
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import own_ids, read_usable
+from hpcjobs.run.job_files import own_ids, read_state, read_usable
 from hpcjobs.run.status import is_ours, is_queued, parent_id, statuses
 from hpcjobs.run.submission import adopt_job, plan_in, remember
 from hpcjobs.scheduler.base import JobQueue, JobRecord, QueueReadOnce, State, Submitted
@@ -206,6 +206,14 @@ def _cell_status(
     return CellStatus(cell, state, attempt.job_id, attempt.chunk, own, records.get(attempt.job_id or ""))
 
 
+def _was_requeued(attempt: _Attempt, own: StateFile) -> bool:
+    """Whether the task has started again since the cell ended, so that it runs the cell once more."""
+    if not own.state.ended or attempt.entry is None:
+        return False
+    task = read_state(attempt.entry, f"{attempt.entry.job_id}_{attempt.task}")
+    return task is not None and (task.state.ended or task.restarts > own.restarts)
+
+
 def _state(attempt: _Attempt, own: StateFile | None, records: Mapping[str, JobRecord]) -> State | None:
     """COMPLETED if the cell wrote that; otherwise the state in the queue, or after the task's end its last state."""
     if own is not None and own.state is State.COMPLETED:
@@ -216,9 +224,7 @@ def _state(attempt: _Attempt, own: StateFile | None, records: Mapping[str, JobRe
     if record is not None and _is_alive(records, attempt):
         if attempt.chunk.pack == 1 or record.state is not State.RUNNING:
             return record.state
-        # What the cell wrote before its task was requeued does not count: the task runs it again.
-        is_earlier = own is not None and own.ended is not None and own.ended < (record.started or 0)
-        return State.PENDING if own is None or is_earlier else own.state
+        return State.PENDING if own is None or _was_requeued(attempt, own) else own.state
     if own is not None and own.state.ended:
         return own.state
     if record is None or record.state in (State.UNKNOWN, State.COMPLETED):

@@ -25,10 +25,11 @@ from hpcjobs.processes.programs import Runner, own_command, run
 from hpcjobs.run import folder as run_folder
 from hpcjobs.run.folder import code_state
 from hpcjobs.run.index import Entry
+from hpcjobs.run.job_files import current_id
 from hpcjobs.run.status import is_queued
 from hpcjobs.run.submission import plan_in
 from hpcjobs.run.submit import hand_over
-from hpcjobs.scheduler.base import JobQueue, QueueReadOnce, Scheduler, State, connect
+from hpcjobs.scheduler.base import JobQueue, JobRecord, QueueReadOnce, Scheduler, State, connect
 from hpcjobs.site.resources import Resources, fields_where
 from hpcjobs.slurm_commands import check_submission, cluster_env, show_config
 from hpcjobs.sweeps.cell_status import CellStatus, adopt_chunk, cell_statuses, tail_is_queued
@@ -459,9 +460,8 @@ def _submit_tail(folder: SweepFolder, definition: Definition, scheduler: JobQueu
     One such job waits at a time: several, of several commands, would fill a short queue, and follow each other
     for ever.
     """
-    waiting = [record for record in scheduler.queue() if record.state is State.PENDING]
     tail, this_job = folder.tail(), os.environ.get("HPCJOBS_JOB_ID")  # which an old answer of the queue has waiting
-    if tail is not None and tail.job_id != this_job and is_queued(tail, waiting):
+    if tail is not None and this_job not in (tail.job_id, current_id(tail)) and is_queued(tail, _waiting(scheduler)):
         return
     number = sum(1 for _ in folder.path.glob("next-*")) + 1
     alive = after or _queued_arrays(folder, scheduler)
@@ -476,6 +476,12 @@ def _submit_tail(folder: SweepFolder, definition: Definition, scheduler: JobQueu
             hint=f"hpcjobs sweep resume {definition.name} later; max_submit_jobs in the site file leaves room in time",
         ) from error
     folder.write_tail(entry)
+
+
+def _waiting(scheduler: JobQueue) -> list[JobRecord]:
+    """Jobs that wait, and that nobody holds."""
+    waiting = (record for record in scheduler.queue() if record.state is State.PENDING)
+    return [record for record in waiting if "held" not in (record.reason or "").lower()]
 
 
 def _queued_arrays(folder: SweepFolder, scheduler: JobQueue) -> list[str]:

@@ -113,7 +113,9 @@ def _is_late_copy(life: Life, job: Job) -> bool:
         return False
     if _is_misled(life) and "--dependency=afterany" not in job.submit_line:
         return True  # its submitter was told that there is none
-    if any(line.endswith(": killed") and " submit " in line for line in life.world.trace):
+    folder = str(Path(job.script).parent)
+    submitters = [f"submit {n}" for n, one in enumerate(life.submissions) if folder in folders_of(life, one)]
+    if any(line.endswith(": killed") and any(f" {name}" in line for name in submitters) for line in life.world.trace):
         return True  # nobody looked for it
     return job.cancelled_at is not None or (bool(job.ends) and job.ends[0][0] - job.submit < 10.0)
 
@@ -484,6 +486,7 @@ def _check_last(life: Life, run_dir: str, job_id: str, last: tuple[float, str, s
         and truth.state == "CANCELLED"
         and one.cancelled is not None
         and life.settings.accounting != "lossy"
+        and not any(when > one.cancelled for when in one.requeued)  # which undoes the note of the cancellation
         and _is_undisturbed(life)
         and not _is_misled(life, "cancel")
     ):

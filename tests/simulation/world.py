@@ -19,7 +19,7 @@ import greenlet
 EPOCH_S = 1_900_000_000.0
 """When a world begins: later than any real time stamp, so that a file's real time is never later than its job's."""
 MEAN_DELAYS_S = (0.0, 0.0, 0.0, 2.0, 15.0)
-"""How long a command takes on average, apart from faults: most clusters answer at once, a busy one does not."""
+"""How long a command takes on average before Slurm acts on it, and after that: a busy cluster answers late."""
 MOST_EVENTS = 100_000
 """Of one schedule; most have some hundreds."""
 

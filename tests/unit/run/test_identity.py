@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from hpcjobs.errors import RequestError, SchedulerDownError, SchedulerError
+from hpcjobs.errors import RequestError, SchedulerDownError
 from hpcjobs.files import user_name
 from hpcjobs.job.models import Plan
 from hpcjobs.run import index
-from hpcjobs.run.control import cancel, control
+from hpcjobs.run.control import cancel
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import FINAL_AFTER_S, is_closed, read_accounting
 from hpcjobs.run.listing import listing
@@ -263,23 +263,38 @@ def test_a_job_that_was_cancelled_as_it_requeued_itself_is_cancelled_once_slurm_
     assert states(job, Slurm(accounted=accounted)) == [(State.UNKNOWN, "nobody")]
     alive = Slurm([record(State.RUNNING, command=f"{job.run_dir}/job.sh")])
     assert cancel([job], connect=alive.connect).cancelled == ["7"]
-    assert states(job, Slurm(accounted=accounted)) == [(State.CANCELLED, "job")]
+    (known,) = statuses([job], connect=Slurm(accounted=accounted).connect)
+    assert [(r.state, r.source) for r in known.records] == [(State.CANCELLED, "nobody")]
+    assert abs((known.records[0].ended or 0) - time.time()) < 60, "prune counts from its end"
 
 
-@pytest.mark.parametrize("restarts", [0, 1])
-def test_an_end_that_slurm_put_back_is_no_end_of_a_job_that_completed_minutes_later(job: Entry, restarts: int) -> None:
-    """Its node failed, and it started again at once; the accounting has lost the second end, or has it later."""
+@pytest.mark.parametrize(
+    ("restarts", "wrote", "accounted", "expected"),
+    [
+        (1, "COMPLETED", State.NODE_FAIL, (State.COMPLETED, "job")),
+        (0, "COMPLETED", State.NODE_FAIL, (State.NODE_FAIL, "sacct")),
+        (1, "FAILED", State.NODE_FAIL, (State.NODE_FAIL, "sacct")),
+        (1, "COMPLETED", State.OUT_OF_MEMORY, (State.OUT_OF_MEMORY, "sacct")),
+    ],
+)
+def test_an_end_that_slurm_put_back_is_no_end_of_a_job_that_completed_minutes_later(
+    job: Entry, restarts: int, wrote: str, accounted: State, expected: tuple[State, str]
+) -> None:
+    """Its node failed, and it started again at once; the accounting has lost the second end, or has it later.
+
+    Another end may be that of the last start, on a node whose clock is ahead.
+    """
     job = replace(job, user=user_name())
-    failed = record(State.NODE_FAIL, "sacct", started=NOW - 3590, ended=NOW - 3400)
-    write_state(job, "COMPLETED", exit_code=0, started=NOW - 3390, ended=NOW - 600, restarts=restarts)
-    expected = (State.COMPLETED, "job") if restarts else (State.NODE_FAIL, "sacct")
+    failed = record(accounted, "sacct", started=NOW - 3590, ended=NOW - 3400)
+    write_state(job, wrote, exit_code=0, started=NOW - 3390, ended=NOW - 600, restarts=restarts)
     assert states(job, Slurm(accounted=[failed])) == [expected]
 
 
-def test_a_job_that_is_submitted_while_the_queue_is_listed_is_not_unknown(
-    job: Entry, here: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_queued", [False, True])
+def test_a_job_that_is_submitted_while_the_queue_is_listed_is_not_unknown_or_foreign(
+    job: Entry, here: Path, monkeypatch: pytest.MonkeyPatch, is_queued: bool
 ) -> None:
-    """The answer of the queue is older than the job, which the list of jobs has by then."""
+    """The list of jobs has it by then, and the answer of the queue may be older, or not."""
     slurm = Slurm([record(State.RUNNING)])
     folder = Path.home() / ".config" / "hpcjobs" / "site_configs"
     folder.mkdir(parents=True)
@@ -289,32 +304,13 @@ def test_a_job_that_is_submitted_while_the_queue_is_listed_is_not_unknown(
     def answer() -> list[JobRecord]:
         (Path(job.run_dir) / "new").mkdir()
         index.add(replace(job, job_id="8", run_dir=f"{job.run_dir}/new", submitted=time.time()))
-        return slurm.queued
+        return slurm.queued + ([record(State.PENDING, job_id="8", submitted=time.time())] if is_queued else [])
 
     monkeypatch.setattr(slurm, "queue", answer)
     rows = listing(since=0.0, connect=slurm.connect).rows
-    assert [(row.record.job_id, row.record.state) for row in rows] == [("7", State.RUNNING)]
-
-
-def test_a_refused_requeue_leaves_the_note_that_the_job_was_cancelled(
-    job: Entry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job, note = replace(job, user=user_name()), Path(job.run_dir) / "control" / "cancelled"
-    note.parent.mkdir()
-    write_state(job, "RUNNING", started=NOW - 600)
-    alive = Slurm([record(State.RUNNING, command=f"{job.run_dir}/job.sh")])
-    assert cancel([job], connect=alive.connect).cancelled == ["7"]
-    slurm = Slurm(accounted=[record(State.REQUEUED, "sacct", ended=NOW - 5)])
-
-    def refuse(job_ids: Iterable[str]) -> None:
-        assert not note.exists()
-        raise SchedulerError("scontrol refused: Invalid job id specified for job 7")
-
-    for verb in ("hold", "release", "requeue"):
-        monkeypatch.setattr(slurm, verb, refuse, raising=False)
-    with pytest.raises(SchedulerError):
-        control("requeue", [job], connect=slurm.connect)
-    assert note.exists()
+    ids = ["7", "8"] if is_queued else ["7"]
+    assert [(row.record.job_id, row.site) for row in rows] == [(job_id, "mine") for job_id in ids]
+    assert State.UNKNOWN not in [row.record.state for row in rows]
 
 
 def test_the_kept_ends_of_an_array_stay_while_one_of_its_tasks_is_requeued(job: Entry) -> None:

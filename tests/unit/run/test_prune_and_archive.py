@@ -174,7 +174,8 @@ def test_a_folder_that_cannot_be_removed_stays_complete(here_with_slurm: Path, m
         raise PermissionError(13, "Permission denied", str(folder))
 
     monkeypatch.setattr(os, "rename", refuse)
-    answered = ok("prune", "--remove")
+    answered = within("prune", "--remove")
+    assert answered.code == 1
     assert f"run folder {folder} cannot be removed: Permission denied" in answered.err
     assert (folder / "logs" / "out").exists()
     assert [entry.job_id for entry in index.entries()] == ["1"]

@@ -138,6 +138,21 @@ def test_one_job_that_submits_the_rest_waits_at_a_time_however_often_a_sweep_is_
     assert set(queued) - set(begun["arrays"]) <= set(stub.queue())
 
 
+def test_a_sweep_goes_on_beside_a_held_job_that_would_submit_the_rest(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = install(monkeypatch, here / "stubs", limit=6)
+    begun = sweep(10).json
+    squeue = here / "stubs" / "squeue"
+    squeue.write_text(squeue.read_text().replace("PENDING None", "PENDING JobHeldUser"))
+    for array in begun["arrays"]:
+        stub.end(array)
+    (here / "stubs" / "limit").write_text("3")
+    stub.add_foreign_job()
+    assert within("sweep", "resume", "s").code == 0
+    assert sorted(path.name for path in Path("runs/sweep-s").glob("next-*")) == ["next-001", "next-002"]
+
+
 def test_cells_whose_submitting_job_was_cancelled_are_missing_and_resume_submits_them(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

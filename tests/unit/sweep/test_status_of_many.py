@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -32,9 +33,11 @@ def cells(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return folders
 
 
-def write_state(folder: Path, state: str, job_id: str, *, ended: float = 2.0) -> None:
+def write_state(folder: Path, state: str, job_id: str, *, restarts: int = 0) -> None:
     folder.mkdir()
+    ended = None if state == "RUNNING" else 2.0
     content = {"job_id": job_id, "state": state, "exit_code": 0, "started": 1.0, "ended": ended, "nodes": "a"}
+    content["restarts"] = restarts
     (folder / "state.json").write_text(json.dumps(content))
 
 
@@ -57,19 +60,25 @@ def test_a_completed_cell_whose_folder_was_removed_is_no_longer_completed(cells:
     assert states() == {"COMPLETED": 39, "PENDING": 11}
 
 
+@pytest.mark.parametrize("restarts", [0, 1])
 def test_a_cell_whose_task_was_requeued_since_it_failed_runs_again(
-    cells: list[Path], monkeypatch: pytest.MonkeyPatch
+    cells: list[Path], monkeypatch: pytest.MonkeyPatch, restarts: int
 ) -> None:
-    """Its task was preempted, and runs the other cells of it before this one: `resume` would have run it beside."""
-    write_state(cells[40], "CANCELLED", "101_4", ended=90.0)
-    write_state(cells[41], "FAILED", "101_4", ended=110.0)
+    """Its task was preempted, and runs the other cells of it before this one: `resume` would have run it beside.
+
+    Clocks say nothing about it: the node's may be behind that of the controller.
+    """
+    write_state(Path("runs/sweep-s/chunks/0001/4"), "RUNNING", "101_4", restarts=restarts)
+    write_state(cells[40], "CANCELLED", "101_4", restarts=0)
+    write_state(cells[41], "FAILED", "101_4", restarts=1)
     waiting = SlurmScheduler.queue
 
-    def run_since_100(scheduler: SlurmScheduler) -> list[JobRecord]:
-        return [replace(record, state=State.RUNNING, started=100.0) for record in waiting(scheduler)]
+    def run_since_today(scheduler: SlurmScheduler) -> list[JobRecord]:
+        return [replace(record, state=State.RUNNING, started=time.time()) for record in waiting(scheduler)]
 
-    monkeypatch.setattr(SlurmScheduler, "queue", run_since_100)
-    assert states() == {"COMPLETED": 40, "FAILED": 1, "PENDING": 9}
+    monkeypatch.setattr(SlurmScheduler, "queue", run_since_today)
+    again = {"CANCELLED": 1, "PENDING": 8} if restarts == 0 else {"PENDING": 9}
+    assert states() == {"COMPLETED": 40, "FAILED": 1, **again}
 
 
 def test_status_reads_no_results(cells: list[Path]) -> None:
