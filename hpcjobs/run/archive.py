@@ -25,7 +25,7 @@ from hpcjobs.files import file_name, open_regular, raise_error, user_name
 from hpcjobs.guards import refuse_change
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import may_be_requeued, read_accounting, read_request, read_submitted
+from hpcjobs.run.job_files import FINAL_AFTER_S, may_be_requeued, read_accounting, read_request, read_submitted
 from hpcjobs.run.listing import FORGOTTEN_S
 from hpcjobs.run.select import entries_of
 from hpcjobs.run.status import Connect, is_reachable, statuses
@@ -196,13 +196,16 @@ def _is_over(entry: Entry, records: list[JobRecord]) -> bool:
     """Ended, and not to start again; of another cluster's job that can be known a day after its end.
 
     A job, or a task of an array, that its scheduler has forgotten, and that wrote no end, has ended where it is old
-    enough.
+    enough. A job whose end is known from its own file alone may still be ending on its nodes, for some minutes.
     """
     is_forgotten = time.time() - entry.submitted > FORGOTTEN_S
     if all(record.state is State.UNKNOWN for record in records):
         return is_forgotten
     records = [record for record in records if not (is_forgotten and record.state is State.UNKNOWN)]
     if not all(record.state.ended for record in records):
+        return False
+    ends = [record.ended or 0 for record in records if record.source == "job"]
+    if entry.kind.has_nodes and ends and time.time() - max(ends) < FINAL_AFTER_S:
         return False
     return is_reachable(entry) or not may_be_requeued(entry, records)
 

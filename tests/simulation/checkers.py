@@ -113,11 +113,14 @@ def _is_late_copy(life: Life, job: Job) -> bool:
         return False
     if _is_misled(life) and "--dependency=afterany" not in job.submit_line:
         return True  # its submitter was told that there is none
-    folder = str(Path(job.script).parent)
-    submitters = [f"submit {n}" for n, one in enumerate(life.submissions) if folder in folders_of(life, one)]
-    if any(line.endswith(": killed") and any(f" {name}" in line for name in submitters) for line in life.world.trace):
+    if _was_killed_submitting(life, str(Path(job.script).parent)):
         return True  # nobody looked for it
     return job.cancelled_at is not None or (bool(job.ends) and job.ends[0][0] - job.submit < 10.0)
+
+
+def _was_killed_submitting(life: Life, folder: str) -> bool:
+    names = [f" submit {n}" for n, one in enumerate(life.submissions) if folder in folders_of(life, one)]
+    return any(line.endswith(": killed") and any(name in line for name in names) for line in life.world.trace)
 
 
 def _is_misled(life: Life, *names: str) -> bool:
@@ -158,7 +161,7 @@ def check_known(life: Life, one: Submission) -> None:
         if not jobs or not os.path.isdir(folder):
             continue
         originals = sorted({job.root for job in jobs if "--dependency=afterany" not in job.submit_line})
-        if one.outcome == "killed" and _has_no_note(life):
+        if _was_killed_submitting(life, folder) and _has_no_note(life):
             continue
         if any(folder in warning and "in the list of jobs" in warning for warning in life.world.warnings):
             continue  # the user was told to name it by its folder
@@ -345,7 +348,8 @@ def check_waits(life: Life, one: Submission) -> None:
         if states == {"COMPLETED"} and this.code != 0 and not one.requeued and is_certain:
             life.errors.append(f"{one.plan.run_dir}: wait ends with {this.code}, and the job completed")
         _check_code(life, one, this, is_certain=is_certain)
-        has_completed = "COMPLETED" in states or life.works[this.known[0].entry.run_dir].completed
+        states_before = {state for job in jobs for _, state in job.ends}  # of one that was requeued since
+        has_completed = "COMPLETED" in states | states_before or life.works[this.known[0].entry.run_dir].completed
         if this.code == 0 and not has_completed and not is_alike:
             life.errors.append(f"{one.plan.run_dir}: wait ends with 0, and the job ended as {sorted(states)}")
 
@@ -407,7 +411,8 @@ def _check_attempts(life: Life, one: Submission, folder: str, job_id: str) -> No
     # A program that fails in the moment of a preemption is preempted.
     own_ends = [run for run in runs if run.attempt.end_state not in ("NODE_FAIL", "PREEMPTED")]
     failed = sum(run.code == work.code and run.code != 0 for run in own_ends if run.code is not None)
-    if work.fails_always and failed > 1 + max(BUDGET["error"], BUDGET["node"]) + len(one.requeued):
+    preempted = sum(fault.detail == "preempt" for fault in life.world.injected)
+    if work.fails_always and failed > 1 + max(BUDGET["error"], BUDGET["node"]) + len(one.requeued) + preempted:
         life.errors.append(f"{folder}: {failed} attempts failed, more than the budget allows")
     by_slurm = sum(run.attempt.end_state in ("NODE_FAIL", "PREEMPTED", "REQUEUED") for run in runs)
     if len(runs) > 1 + sum(BUDGET.values()) + by_slurm + len(one.requeued):
@@ -494,6 +499,9 @@ def _check_last(life: Life, run_dir: str, job_id: str, last: tuple[float, str, s
     if truth.state == "LOST":
         if when < life.slurm.back_at:
             return  # it was not lost yet
+        ends = {"NODE_FAIL", "PREEMPTED", *(ended for _, ended in truth.ends)}
+        if source == "sacct" and state in ends:
+            return  # the end of a start before the one that was lost
         # An accounting without commands shows a name and a submit time, and both fit the job that got the id, too.
         is_alike = not life.settings.keeps_commands and _has_namesake(life, truth)
         if source in ("squeue", "scontrol") or (source == "sacct" and state in ENDED and not is_alike):

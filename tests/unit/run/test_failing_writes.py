@@ -126,7 +126,7 @@ def test_prune_with_a_failing_write_removes_nothing_else_and_the_next_one_remove
 ) -> None:
     slurm.clear()
     waiting, stays = submit("waits")
-    kept, old = files(stays), list[Path]()
+    contents, old = files(stays), list[Path]()
 
     def prepare() -> tuple[str, ...]:
         (slurm.folder / "state").write_text("COMPLETED")
@@ -138,7 +138,7 @@ def test_prune_with_a_failing_write_removes_nothing_else_and_the_next_one_remove
             assert not any(folder.exists() for folder in old), done
         ok("prune", "--remove", "--older-than", "0s")
         assert not any(folder.exists() for folder in old), done
-        assert files(stays) == kept
+        assert files(stays) == contents
         assert [job["record"]["job_id"] for job in ok("ps", "--json").json] == [waiting]
         left = {path.name for path in stays.parent.iterdir()}
         assert left - {".gitignore"} == {stays.name}, done

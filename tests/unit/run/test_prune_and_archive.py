@@ -167,6 +167,18 @@ def test_the_folder_that_a_waiting_rerun_begins_in_is_kept(here_with_slurm: Path
     assert not first.exists()
 
 
+@pytest.mark.parametrize("age_s", [60, 400])
+def test_a_job_that_wrote_its_end_a_moment_ago_may_still_be_ending_and_is_not_pruned(
+    here_with_slurm: Path, age_s: int
+) -> None:
+    """At its time limit it writes its end, and its processes end half a minute later."""
+    folder = job(here_with_slurm, "1", days=1, state=None)
+    now = time.time()
+    write_state(folder, "CANCELLED", started=now - 2000, ended=now - age_s)
+    assert pruned("--older-than", "0s", "--remove") == ([] if age_s == 60 else ["1"])
+    assert folder.exists() == (age_s == 60)
+
+
 def test_a_folder_that_cannot_be_removed_stays_complete(here_with_slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = job(here_with_slurm, "1", days=40)
 
