@@ -25,7 +25,7 @@ from threading import current_thread, main_thread
 import msgspec
 
 from hpcjobs.errors import HpcJobsWarning, RequestError, SchedulerDownError, SchedulerError, reason_of
-from hpcjobs.files import read_regular, state_dir, user_name, write_beside
+from hpcjobs.files import lock_file, read_regular, state_dir, user_name, write_beside
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.processes.tree import start_ticks
 from hpcjobs.record import JOB_SCRIPT
@@ -269,6 +269,23 @@ class Submission:
     def __init__(self, path: Path) -> None:
         self._path = path
 
+    def find_or_begin(self, scheduler: JobQueue, run_dir: Path) -> Entry | None:
+        """The job with this token; without one, record that the job of ``run_dir`` is being submitted.
+
+        Of processes that repeat a command at the same time, one submits: the scheduler may need half a minute to say
+        that there is no job. Raises SchedulerDownError: as `find_job`. OSError: the state folder cannot be written.
+        """
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            lock_file(descriptor)
+            entry = self.find_job(scheduler)
+            if entry is None:
+                self.begin(run_dir)  # before the job is handed over: a repeated command then asks about this folder
+            return entry
+        finally:
+            os.close(descriptor)
+
     def find_job(self, scheduler: JobQueue) -> Entry | None:
         """The job with this token, awaited while it is being submitted; None: no such job.
 
@@ -312,7 +329,7 @@ class Submission:
     def _write(self, run_dir: Path, *, finished: bool) -> None:
         claim = _Claim(run_dir=str(run_dir), finished=finished, **msgspec.structs.asdict(this_process()))
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for path in self._path.parent.glob("*.json"):
+        for path in self._path.parent.iterdir():
             if path.stat().st_mtime < time.time() - _REMEMBERED_S:
                 path.unlink(missing_ok=True)
         write_beside(self._path, msgspec.json.encode(claim))

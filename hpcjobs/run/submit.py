@@ -85,13 +85,11 @@ def submit(
     if once is None:
         return _submit(plan, target, prepare)
     with submission.finish_without_terminal():
-        if (entry := once.find_job(target)) is not None:
+        if (entry := once.find_or_begin(target, plan.run_dir)) is not None:
             at = time.strftime("%F %H:%M:%S", time.localtime(entry.submitted))
             text = f"job {entry.job_id} was submitted at {at} by the same command, whose answer got lost; not again"
             warnings.warn(text, HpcJobsWarning, stacklevel=2)
             return JobHandle(entry)
-        # Before the job is handed over: a repeated command then asks about this folder.
-        once.begin(plan.run_dir)
         try:
             return _submit(plan, target, prepare)
         except HpcJobsError as error:

@@ -400,7 +400,7 @@ def inside(
         patch.object(os, "getppid", lambda: 1), patch.object(os, "fsync", files.note_sync),
         patch.object(os, "replace", replace_in_time), patch.object(os, "write", write_or_fail),
         patch.object(os, "fdopen", fdopen), patch.object(os, "close", locks.close),
-        patch.object(sweep_folder, "lock_file", locks.lock),
+        patch.object(sweep_folder, "lock_file", locks.lock), patch.object(submission, "lock_file", locks.lock),
         patch.object(sweeps_submit, "code_state", lambda path: None),
         patch.object(socket, "gethostname", host),
         patch.object(start, "run", run), patch.object(programs, "Timer", _NoTimer),

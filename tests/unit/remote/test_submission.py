@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
-from commandline import hpcjobs, ok, start
+import slurm_with_memory
+from commandline import await_answer, hpcjobs, ok, start
 
 from hpcjobs.errors import ConfigError
 from hpcjobs.files import config_dir, state_dir
@@ -79,10 +81,28 @@ def test_one_that_another_login_host_began_just_now_is_not_made_twice(token: str
     assert "try again: in " in answer.err
 
 
+def test_two_that_come_at_once_after_one_that_was_killed_make_one_job(
+    token: str, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of the two still waits for the answer that there is no job of the killed one."""
+    partitions = {"compute": {"nodes": 4, "node": {"cpus": 16}}}
+    (here / "stub.yaml").write_text(json.dumps({"partitions": partitions, "run_root": "runs"}))
+    slurm = slurm_with_memory.install(monkeypatch, tmp_path / "slurm")
+    submit = ("submit", "--site", "./stub.yaml", "--parsable", "true")
+    slurm.clear(interruption="KILL")
+    killed = await_answer(start(*submit, start_new_session=True), timeout_s=60)
+    assert killed.code == -signal.SIGKILL
+    slurm.clear()
+    squeue = tmp_path / "slurm" / "squeue"
+    squeue.write_text(squeue.read_text().replace("\n", "\nsleep 1\n", 1))
+    answers = [await_answer(process, timeout_s=60) for process in (start(*submit), start(*submit))]
+    assert [(answer.code, answer.out.strip()) for answer in answers] == [(0, *slurm.jobs())] * 2, answers
+
+
 def test_a_refused_submission_may_be_made_again(token: str, here: Path) -> None:
     (here / "bad.yaml").write_text('{"scheduler": "local", "run_root": "/proc/none"}')
     assert hpcjobs("submit", "--site", "bad.yaml", "true").code == 5
-    assert list((state_dir() / "submissions").iterdir()) == []
+    assert list((state_dir() / "submissions").glob("*.json")) == []
 
 
 SWEEP = ("sweep", "--site", "local", "--name", "tried", "--set", "x=1,2", "--time", "5m", "--json", "false")
