@@ -181,8 +181,7 @@ def provider_schema(provider: Provider) -> dict[str, Any]:
 def problems(files: Mapping[str, str], provider: Provider) -> list[str]:
     """Problems that the provider would find in ``files`` (name -> text; only ``*.tf`` are read).
 
-    Raises:
-        HpcJobsError: python-hcl2 is missing.
+    Raises HpcJobsError: python-hcl2 is missing.
     """
     schema = provider_schema(provider)
     return [

@@ -34,8 +34,7 @@ _PROGRAMS = ("terraform", "tofu")
 def program() -> str:
     """Return ``terraform`` if it is on PATH, otherwise ``tofu``.
 
-    Raises:
-        CommandMissingError: neither is installed.
+    Raises CommandMissingError: neither is installed.
     """
     for name in _PROGRAMS:
         if shutil.which(name):
@@ -51,8 +50,7 @@ def stream(folder: Path, *arguments: str) -> None:
 
     Files it makes, the state among them, are readable to their owner alone.
 
-    Raises:
-        HpcJobsError: it ended with an error, which it has printed.
+    Raises HpcJobsError: it ended with an error, which it has printed.
     """
     before = os.umask(0o077)
     try:
@@ -66,8 +64,7 @@ def stream(folder: Path, *arguments: str) -> None:
 def outputs(folder: Path) -> Mapping[str, Any]:
     """Output name -> value of the cluster applied in ``folder``; empty before the first apply.
 
-    Raises:
-        HpcJobsError: there is a state, and Terraform cannot read it.
+    Raises HpcJobsError: there is a state, and Terraform cannot read it.
     """
     done = run([program(), "output", "-json", "-no-color"], cwd=str(folder))
     if done.code:
@@ -114,8 +111,7 @@ class HeadNode:
     def deliver(self, wheel: Wheel, say: Callable[[str], None]) -> None:
         """Copy ``wheel`` into the user's home, as soon as the head lets somebody in.
 
-        Raises:
-            HpcJobsError: no login succeeds within `PATIENCE_S`; names the command that copies it by hand.
+        Raises HpcJobsError: no login succeeds within `PATIENCE_S`; names the command that copies it by hand.
         """
         local, login = str(self._folder / wheel.name), self._login[-1]
         part = f".{wheel.name}.part"
@@ -131,8 +127,7 @@ class HeadNode:
     def run_when_ready(self, arguments: Sequence[str], say: Callable[[str], None]) -> int:
         """Wait until the head has installed itself, run ``arguments`` there with this terminal, return the exit code.
 
-        Raises:
-            HpcJobsError: it is not ready within `PATIENCE_S`.
+        Raises HpcJobsError: it is not ready within `PATIENCE_S`.
         """
         say("waiting until the head has installed itself")
         error = self._await(lambda: self.run(_READY))
@@ -189,8 +184,7 @@ class BuiltCluster(NamedTuple):
 def prepare(cluster: Cluster, folder: Path | None = None) -> tuple[Path, Report]:
     """Render into the cluster's folder and check it.
 
-    Raises:
-        ConfigError: the check found errors.
+    Raises ConfigError: the check found errors.
     """
     files = render(cluster)
     report = check(cluster, files)
@@ -208,8 +202,7 @@ def prepare(cluster: Cluster, folder: Path | None = None) -> tuple[Path, Report]
 def _refuse_other_cluster(identity: StateOwner, out: Path, *, by_site_file: bool) -> None:
     """Refuse a folder with the state of another cluster: Terraform would change that cluster into this one.
 
-    Raises:
-        RequestError: names each difference.
+    Raises RequestError: names each difference.
     """
     if not is_built(out) or not (out / _IDENTITY).is_file():
         return
@@ -251,11 +244,10 @@ def up(
 
     ``nodes``: how many worker nodes to have; None: as many as there are, and at first the site's ``nodes.min``.
 
-    Raises:
-        ConfigError: the check found errors, or a line of the site file would end it inside the start-up script.
-        RequestError: nodes would be taken away while jobs are in the queue, or the queue cannot be read (``force``
-            skips this check); or the folder has the state of another cluster.
-        HpcJobsError: Terraform failed, or the user answered no.
+    Raises ConfigError: the check found errors, or a line of the site file would end it inside the start-up script.
+    RequestError: nodes would be taken away while jobs are in the queue, or the queue cannot be read (``force`` skips
+    this check); or the folder has the state of another cluster. HpcJobsError: Terraform failed, or the user answered
+    no.
     """
     refuse_change("cloud up")
     out, _ = prepare(cluster, folder)
@@ -286,9 +278,8 @@ def down(folder: Path, *, confirmed: bool = False, force: bool = False) -> None:
     The values come from the state, so a changed or missing site file makes no difference. Terraform asks first unless
     ``confirmed``.
 
-    Raises:
-        RequestError: jobs are in the cluster's queue, or it cannot be read; ``force`` skips this check.
-        HpcJobsError: the folder has no state, Terraform failed, or the user answered no.
+    Raises RequestError: jobs are in the cluster's queue, or it cannot be read; ``force`` skips this check.
+    HpcJobsError: the folder has no state, Terraform failed, or the user answered no.
     """
     refuse_change("cloud down")
     if not (folder / "terraform.tfstate").is_file():
@@ -310,8 +301,7 @@ def down(folder: Path, *, confirmed: bool = False, force: bool = False) -> None:
 def refuse_while_jobs_run(head: HeadNode) -> None:
     """Ask the cluster's own queue.
 
-    Raises:
-        RequestError: jobs are in the queue, or it cannot be read.
+    Raises RequestError: jobs are in the queue, or it cannot be read.
     """
     result = head.run(*list_queue(("JobID", "State", "User", "JobName"), "_"))
     if result.code:

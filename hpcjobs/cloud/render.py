@@ -115,9 +115,8 @@ _ENDS_HERE = "SITE"
 def render(cluster: Cluster, kind: Kind = "vms") -> dict[str, str]:
     """File name -> text of every file in the folder. No file is written.
 
-    Raises:
-        RequestError: the provider has no such ``kind``.
-        ConfigError: a line of the site file would end it inside the start-up script.
+    Raises RequestError: the provider has no such ``kind``. ConfigError: a line of the site file would end it inside the
+    start-up script.
     """
     provider = PROVIDERS[cluster.cloud.provider]
     if kind not in provider.kinds:
@@ -227,8 +226,7 @@ def wheel_of(cluster: Cluster) -> Wheel | None:
 def write(files: Mapping[str, str], out: Path, wheel: Wheel | None = None) -> None:
     """Write ``files`` and ``wheel`` into ``out`` (0700), each in one step; other files, such as the state, stay.
 
-    Raises:
-        HpcJobsError: the folder cannot be written.
+    Raises HpcJobsError: the folder cannot be written.
     """
     try:
         out.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -332,9 +332,8 @@ class _Problem(NamedTuple):
 def resolve_cluster(site: Site) -> Cluster:
     """The cluster that ``site`` describes.
 
-    Raises:
-        ConfigError: the site has no cloud section, or the section is wrong, contradicts the partitions, or requests
-            machines or sizes that the provider does not sell; names file, line and key.
+    Raises ConfigError: the site has no cloud section, or the section is wrong, contradicts the partitions, or requests
+    machines or sizes that the provider does not sell; names file, line and key.
     """
     path = Path(site.path)
     if site.cloud is None:

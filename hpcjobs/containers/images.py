@@ -34,8 +34,7 @@ _HEAD_BYTES = 64 << 10
 def check_whole(path: Path) -> None:
     """Refuse a file that no runtime could start.
 
-    Raises:
-        ConfigError: no SIF file, shorter than its header states, or without a root file system at its place.
+    Raises ConfigError: no SIF file, shorter than its header states, or without a root file system at its place.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -141,8 +140,7 @@ class Image(NamedTuple):
 def expand_path(text: str, site: Site, what: str) -> str:
     """``text`` with ``~`` and ``$VARIABLES`` of this process.
 
-    Raises:
-        RequestError: a variable is not set here.
+    Raises RequestError: a variable is not set here.
     """
     expanded_text = Template(os.path.expanduser(text)).safe_substitute(os.environ)
     if "$" in expanded_text:
@@ -168,9 +166,8 @@ def known(site: Site) -> dict[str, str]:
 def find(name: str, site: Site, *, source: str) -> Image:
     """The image called ``name``, or at that path (anything with a ``/`` or ``.sif``); ``source``: who asks for it.
 
-    Raises:
-        RequestError: the site runs no images, or has none of this name. ConfigError: its file is missing, unreadable,
-            no image, or not whole.
+    Raises RequestError: the site runs no images, or has none of this name. ConfigError: its file is missing,
+    unreadable, no image, or not whole.
     """
     if site.containers.runtime == "none":
         raise RequestError(
@@ -191,8 +188,7 @@ def find(name: str, site: Site, *, source: str) -> Image:
 def read_manifest(image: Path) -> ImageManifest | None:
     """The manifest of ``image``; None without one, or if it belongs to another build.
 
-    Raises:
-        ConfigError: the record cannot be read.
+    Raises ConfigError: the record cannot be read.
     """
     path = manifest_path(image)
     try:
@@ -284,8 +280,7 @@ def find_recipe(name: str) -> Recipe:
 
     A file that is named by its path need not be trusted.
 
-    Raises:
-        RequestError: no such recipe. ConfigError: it cannot be read, or belongs to a project and is not trusted.
+    Raises RequestError: no such recipe. ConfigError: it cannot be read, or belongs to a project and is not trusted.
     """
     recipe = read_recipe(name)
     if not _is_path(name) and recipe.path in project_recipes() and not is_trusted(recipe.path, recipe_content(recipe)):
@@ -306,8 +301,7 @@ def _is_path(name: str) -> bool:
 def read_recipe(name: str) -> Recipe:
     """The recipe called ``name``, or in the file ``name`` (anything with a ``/`` or ``.def``).
 
-    Raises:
-        RequestError: no recipe of this name. ConfigError: it cannot be read.
+    Raises RequestError: no recipe of this name. ConfigError: it cannot be read.
     """
     path = Path(name).expanduser().absolute() if _is_path(name) else recipes().get(name)
     if path is None:
@@ -326,8 +320,7 @@ def read_recipe(name: str) -> Recipe:
 def resolve_arguments(recipe: Recipe, given: Mapping[str, str]) -> dict[str, str]:
     """The recipe's arguments with the given ones in place of its defaults.
 
-    Raises:
-        RequestError: the recipe has no such argument, or Apptainer's templates cannot hold a value.
+    Raises RequestError: the recipe has no such argument, or Apptainer's templates cannot hold a value.
     """
     for name, value in given.items():
         if name not in recipe.arguments:
@@ -342,8 +335,7 @@ def resolve_arguments(recipe: Recipe, given: Mapping[str, str]) -> dict[str, str
 def recipe_hash(recipe: Recipe, arguments: Mapping[str, str], base_digest: str | None) -> str:
     """The hash of an image's known inputs: recipe, arguments, files taken in, base.
 
-    Raises:
-        ConfigError: a file that the recipe takes in is not there.
+    Raises ConfigError: a file that the recipe takes in is not there.
     """
     digest = hashlib.sha256(recipe.text.encode())
     for name in sorted(arguments):

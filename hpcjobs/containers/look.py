@@ -62,8 +62,7 @@ def inside(
 ) -> Result:
     """Run ``arguments`` in ``image`` with ``binds`` and the site's binds that exist here, without home and environment.
 
-    Raises:
-        CommandMissingError: the runtime is not on this machine.
+    Raises CommandMissingError: the runtime is not on this machine.
     """
     of_site = [expand_path(bind, site, "containers.binds") for bind in site.containers.binds]
     here = [bind for bind in of_site if os.path.exists(bind.split(":")[0])]
@@ -82,8 +81,7 @@ def inside(
 def look(site: Site, image: str, *, runner: Runner = run) -> ImageFacts:
     """The versions of the software in ``image``.
 
-    Raises:
-        HpcJobsError: it does not start, or has no Python; with the last lines that were printed.
+    Raises HpcJobsError: it does not start, or has no Python; with the last lines that were printed.
     """
     python = site.containers.python
     done = inside(site, image, [python, "-c", _PROBE.read_text(encoding="utf-8")], runner=runner)
@@ -146,8 +144,7 @@ class ImageVerdict(msgspec.Struct, frozen=True, kw_only=True):
 def check(image: Image, site: Site, *, runner: Runner = run) -> ImageVerdict:
     """Start ``image`` here, inspect it, and compare it with ``site`` and this machine.
 
-    Raises:
-        CommandMissingError: no runtime on this machine.
+    Raises CommandMissingError: no runtime on this machine.
     """
     facts, findings = _inside(image, site, runner)
     return ImageVerdict(

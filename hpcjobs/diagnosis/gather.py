@@ -325,8 +325,7 @@ def gather_foreign(
 ) -> Subject:
     """A job that was submitted by other means: by sacct and scontrol, and the log that scontrol names.
 
-    Raises:
-        UnknownJobError: Slurm does not know it either. CommandMissingError: there is no Slurm here.
+    Raises UnknownJobError: Slurm does not know it either. CommandMissingError: there is no Slurm here.
     """
     account = read_account(job_id, env=slurm_commands.question_env(slurm_conf), runner=runner)
     if account is None:
@@ -349,8 +348,7 @@ def gather_foreign(
 def gather_log(log: Path) -> Subject:
     """Gather a log without a job.
 
-    Raises:
-        OSError: it cannot be read.
+    Raises OSError: it cannot be read.
     """
     return Subject(None, JobFacts(None, logs=(str(log),)), read_lines(log))
 

@@ -71,8 +71,7 @@ _TORCHRUN_FIELDS = re.compile(r"^\s*(?P<key>host|rank|exitcode)\s*:\s*(?P<value>
 def read_lines(path: Path) -> list[LogLine]:
     """The lines of the end of a log, with their numbers in the file.
 
-    Raises:
-        OSError: it cannot be read.
+    Raises OSError: it cannot be read.
     """
     if not path.is_file() and path.exists():  # a pipe has no known end
         raise OSError(errno.EINVAL, "no regular file", str(path))
@@ -94,8 +93,7 @@ def read_lines(path: Path) -> list[LogLine]:
 def last_lines(path: Path, rank: int | None, count: int) -> list[str]:
     """The last lines of a rank, or of all ranks if the log does not label them.
 
-    Raises:
-        OSError: it cannot be read.
+    Raises OSError: it cannot be read.
     """
     return select_last(read_lines(path), rank, count)
 

@@ -46,9 +46,8 @@ _MOST_NAMES = 12
 def draft_site(name: str, cluster: ClusterFacts, answers: Answers) -> ProposedSite:
     """The draft of the site file ``name``.
 
-    Raises:
-        RequestError: a flag names a partition or account that the user cannot use, ``--time`` is invalid, or no
-            partition takes the user's jobs.
+    Raises RequestError: a flag names a partition or account that the user cannot use, ``--time`` is invalid, or no
+    partition takes the user's jobs.
     """
     if answers.time is not None:
         try:
@@ -345,8 +344,7 @@ def _accounting_questions(cluster: ClusterFacts, answers: Answers) -> list[Quest
 def default_name(cluster: ClusterFacts) -> str:
     """ClusterName, in characters that the name of a site can have.
 
-    Raises:
-        RequestError: the cluster has no name.
+    Raises RequestError: the cluster has no name.
     """
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", cluster.config.cluster or "")
     if not is_name(name):
@@ -357,8 +355,7 @@ def default_name(cluster: ClusterFacts) -> str:
 def choose_path(name: str | None, file: Path | None, *, force: bool) -> Path:
     """The file to write: ``file``, or ``NAME.yaml`` among the user's site files.
 
-    Raises:
-        RequestError: neither can be the name of a site, or the file exists and ``force`` is not given.
+    Raises RequestError: neither can be the name of a site, or the file exists and ``force`` is not given.
     """
     path = (config_dir() / "site_configs" / f"{name}.yaml") if file is None else file.expanduser().absolute()
     if file is not None and path.suffix != ".yaml":
@@ -379,8 +376,7 @@ def choose_path(name: str | None, file: Path | None, *, force: bool) -> Path:
 def save_text(path: Path, text: str, *, force: bool) -> None:
     """Write the file atomically, and the schema for editors that its first line names.
 
-    Raises:
-        RequestError: it exists and ``force`` is not given. ConfigError: it cannot be written.
+    Raises RequestError: it exists and ``force`` is not given. ConfigError: it cannot be written.
     """
     _refuse_existing(path, force=force)
     try:
@@ -409,8 +405,7 @@ _PARTITIONS_ORIGIN = (
 def write_text(draft: ProposedSite, *, made: str) -> str:
     """The site file; ``made`` says when and where.
 
-    Raises:
-        RequestError: an answer is not a value of its key.
+    Raises RequestError: an answer is not a value of its key.
     """
     text = "\n".join(_lines(draft, made)) + "\n"
     check_text(text)

@@ -378,9 +378,8 @@ def _rows(out: str, columns: tuple[str, ...]) -> Iterator[TableRow]:
 def read_cluster(slurm: Scheduler, runner: Runner = run) -> ClusterFacts:
     """Ask the cluster of this login node.
 
-    Raises:
-        SchedulerError: Slurm does not answer, or does not show its configuration or partitions, which a site file
-            needs.
+    Raises SchedulerError: Slurm does not answer, or does not show its configuration or partitions, which a site file
+    needs.
     """
     config = parse_config(slurm.query(slurm_commands.show_config()))
     partitions = slurm.query(slurm_commands.show_partitions())

@@ -38,8 +38,7 @@ class Unreachable(Exception):
 def own_address(interface: str | None) -> str:
     """The IPv4 address that other nodes reach this one at: of ``interface``, or of the host's own name.
 
-    Raises:
-        Unreachable: no address, or one that only this node can use.
+    Raises Unreachable: no address, or one that only this node can use.
     """
     if interface is None:
         return _not_loopback(resolve_name(socket.gethostname()), f"the name {socket.gethostname()}")
@@ -132,8 +131,7 @@ def _connect(source: str, address: str, port: int) -> socket.socket:
 def round_trip_s(source: str, address: str, port: int) -> float:
     """Time of eight bytes there and back: the tenth percentile, because single delays have other causes.
 
-    Raises:
-        Unreachable: they do not come back.
+    Raises Unreachable: they do not come back.
     """
     with _connect(source, address, port) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

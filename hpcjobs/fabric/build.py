@@ -35,8 +35,7 @@ def build(target: str = "auto") -> Path:
 
     ``auto`` is CUDA if this process has nvcc and may use a GPU, otherwise C++ with OpenMP.
 
-    Raises:
-        MissingData: no compiler on PATH. BuildError: it refused; its last lines are quoted.
+    Raises MissingData: no compiler on PATH. BuildError: it refused; its last lines are quoted.
     """
     if target not in TARGETS:
         raise UsageError(f"target {target!r}", hint="one of " + ", ".join(TARGETS))

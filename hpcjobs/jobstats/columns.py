@@ -43,8 +43,7 @@ def parse_moment(option: str, moment: Moment) -> float:
 
     A date or datetime without a time zone is local, also one of pandas.
 
-    Raises:
-        RequestError: none of these.
+    Raises RequestError: none of these.
     """
     try:
         return _seconds(moment)

@@ -148,9 +148,8 @@ class Streamer(Protocol):
 def stream(argv: Sequence[str], *, env: Mapping[str, str] | None = None, block_bytes: int = 5 << 20) -> Iterator[bytes]:
     """Standard output of ``argv`` in blocks as it comes: for answers too large to hold.
 
-    Raises:
-        CommandMissingError: the program is not on PATH.
-        SchedulerError: it ended with a code other than 0 (after its output has been given).
+    Raises CommandMissingError: the program is not on PATH. SchedulerError: it ended with a code other than 0 (after its
+    output has been given).
     """
     with tempfile.TemporaryFile() as errors:
         with start(argv, env=env, stdout=PIPE, stderr=errors) as process:
@@ -413,8 +412,7 @@ class AccountingTable(NamedTuple):
 def gather(job_filter: JobFilter, *, site: str | Site | None = None) -> AccountingTable:
     """The jobs of one site, one row each.
 
-    Raises:
-        ConfigError: no such site. SchedulerError: no site answers at all.
+    Raises ConfigError: no such site. SchedulerError: no site answers at all.
     """
     jobs_site = site if isinstance(site, Site) else site_or_cluster(site)
     doubts, notes = Doubts(), list[str]()
@@ -478,8 +476,7 @@ def _query_whole_jobs(job_filter: JobFilter, site: Site, doubts: Doubts) -> pl.D
 def query_attempts(job_filter: JobFilter, site: Site, doubts: Doubts) -> Iterator[pl.DataFrame]:
     """Attempts by sacct, a day at a time: for sums over more jobs than fit into memory.
 
-    Raises:
-        SchedulerError: sacct does not answer.
+    Raises SchedulerError: sacct does not answer.
     """
     sacct = open_sacct(job_filter, site)
     if job_filter.job_ids is None:
@@ -493,8 +490,7 @@ def query_attempts(job_filter: JobFilter, site: Site, doubts: Doubts) -> Iterato
 def open_sacct(job_filter: JobFilter, site: Site) -> Sacct:
     """The accounting of the site for the users and times of the filter.
 
-    Raises:
-        RequestError: slurmdbd knows no cluster of that name.
+    Raises RequestError: slurmdbd knows no cluster of that name.
     """
     until = time.time() if job_filter.until is None else job_filter.until
     cluster = job_filter.cluster or os.environ.get("SLURM_CLUSTERS")  # which squeue and sbatch heed and sacct does not

@@ -251,8 +251,7 @@ def _local_days(moments: pl.Series) -> pl.Series:
 def sum_by_group(job_filter: JobFilter, *, by: Sequence[str], site: str | Site | None = None) -> AccountingTable:
     """`totals` of the jobs, by one or two groups; attempts of a requeued job count where they ended.
 
-    Raises:
-        RequestError: no such grouping. SchedulerError: no site answers.
+    Raises RequestError: no such grouping. SchedulerError: no site answers.
     """
     for name in by:
         if name not in GROUPS:

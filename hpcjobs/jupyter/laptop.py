@@ -159,8 +159,7 @@ def find_json(output: str) -> dict[str, Any]:
 def read_word(answer: Mapping[str, Any], *keys: str) -> str:
     """The text that ``keys`` lead to in the answer of a login host.
 
-    Raises:
-        HpcJobsError: there is none: another version, or a host that lies.
+    Raises HpcJobsError: there is none: another version, or a host that lies.
     """
     value: Any = answer
     for key in keys:

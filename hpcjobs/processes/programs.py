@@ -92,8 +92,7 @@ def start(
 ) -> Popen[bytes]:
     """Start ``argv`` and return at once; ``env`` is added to the clean environment.
 
-    Raises:
-        CommandMissingError: the program is not on PATH.
+    Raises CommandMissingError: the program is not on PATH.
     """
     environment = command_env(argv[0]) | dict(env or {})
     try:
@@ -108,8 +107,7 @@ def run(argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] |
     Ctrl-C in the terminal does not reach a Slurm command, because it would end an sbatch before its answer. Only this
     process is interrupted, and either ends the command or waits for it.
 
-    Raises:
-        CommandMissingError: the program is not on PATH.
+    Raises CommandMissingError: the program is not on PATH.
     """
     own_session = os.path.basename(argv[0]) in slurm_commands.NAMES
     silence = Timer(_SILENCE_S, _report_silence, [argv[0]])
@@ -137,8 +135,7 @@ def run_following(
 ) -> int:
     """Run ``argv`` as `run` does, and pass each line of output to ``each`` at once; its exit code.
 
-    Raises:
-        CommandMissingError: the program is not on PATH.
+    Raises CommandMissingError: the program is not on PATH.
     """
     with start(argv, cwd=cwd, env=env, stdout=PIPE, stderr=STDOUT) as process:
         assert process.stdout is not None
@@ -154,8 +151,7 @@ def run_in_terminal(
 ) -> int:
     """As `run`, with this terminal for its output and, unless ``stdin`` says otherwise, its input; its exit code.
 
-    Raises:
-        CommandMissingError: the program is not on PATH.
+    Raises CommandMissingError: the program is not on PATH.
     """
     interrupts = 0
 

@@ -130,8 +130,7 @@ class ControlDir:
     def write_cancelled(self, now: float) -> None:
         """Note that the job is cancelled at ``now``: a requeue that it requests at that moment undoes it in Slurm.
 
-        Raises:
-            OSError: it cannot be written, as where the job has not begun.
+        Raises OSError: it cannot be written, as where the job has not begun.
         """
         write_beside(self._file("cancelled"), f"{now:.0f}\n")
 

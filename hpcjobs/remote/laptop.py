@@ -460,8 +460,8 @@ class Laptop:
         A connection that breaks is opened again. The environment has the same token each time, also when the same
         command is typed again, so that no job is submitted twice.
 
-        Raises:
-            NoConnectionError: the login host is out of reach. HpcJobsError: raised by ``send``; it counts as an answer.
+        Raises NoConnectionError: the login host is out of reach. HpcJobsError: raised by ``send``; it counts as an
+        answer.
         """
         unanswered, is_repeated = find_or_record(self.connection.destination, arguments)
         if is_repeated:

@@ -193,8 +193,7 @@ def drill(
     ``by``: for ``preempt``, the partition of higher priority; a job there preempts the run. Otherwise a signal
     imitates the preemption.
 
-    Raises:
-        RequestError: no such fault. HpcJobsError: the fault could not be injected, or the job did not go on in time.
+    Raises RequestError: no such fault. HpcJobsError: the fault could not be injected, or the job did not go on in time.
     """
     if fault not in FAULTS:
         raise RequestError(f"no fault {fault!r}", hint=", ".join(FAULTS))

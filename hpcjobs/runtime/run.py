@@ -133,8 +133,7 @@ class Run:
     def device_index(self) -> int | None:
         """The index of this rank's GPU among its visible ones; None without a GPU.
 
-        Raises:
-            BadConfiguration: ranks would share GPUs.
+        Raises BadConfiguration: ranks would share GPUs.
         """
         visible = count_gpus()
         return self.env.device_index(visible, on_node=gpus_on_node(os.environ)) if visible else None
@@ -159,8 +158,7 @@ class Run:
         of this rank since the previous call, and give the throughput of all ranks. Every other name is a metric of
         yours. Tensors of one element are numbers too; GPU tensors are read when lines are written.
 
-        Raises:
-            TypeError: a value is not a number; the message names the key.
+        Raises TypeError: a value is not a number; the message names the key.
         """
         if type(step) is not int or step < 0:  # at every step: the usual types are known without a call
             step = read_step(step, "log")
@@ -210,10 +208,8 @@ class Run:
     def leave(self) -> NoReturn:
         """End the program with code 85, once the saved state is on disk: the job is started again, and resumes there.
 
-        Raises:
-            SystemExit: always, unless
-            StorageFault: the last checkpoint, metrics or summary cannot be written; exit code 20.
-            LossNotFinite: the last state has NaN; exit code 13.
+        Raises SystemExit: always, unless. StorageFault: the last checkpoint, metrics or summary cannot be written; exit
+        code 20. LossNotFinite: the last state has NaN; exit code 13.
         """
         self._finish_saving()
         with self._needing_storage():
@@ -276,9 +272,8 @@ class Run:
 
         `rank` gives the part of another one.
 
-        Raises:
-            BadCheckpoint: it cannot be read, or is sharded for a world of another size.
-            WorldMismatch: ranks see different checkpoints: the run folder is not on a file system that all share.
+        Raises BadCheckpoint: it cannot be read, or is sharded for a world of another size. WorldMismatch: ranks see
+        different checkpoints: the run folder is not on a file system that all share.
         """
         return self._checkpoints.load(rank)
 
@@ -327,10 +322,8 @@ class Run:
 
         After `should_stop()` has returned True this is `leave()`: the run is not complete.
 
-        Raises:
-            TypeError: a result is not of JSON's types; the message names the key.
-            StorageFault: the last checkpoint, metrics or summary cannot be written; exit code 20.
-            LossNotFinite: the last state has NaN; exit code 13.
+        Raises TypeError: a result is not of JSON's types; the message names the key. StorageFault: the last checkpoint,
+        metrics or summary cannot be written; exit code 20. LossNotFinite: the last state has NaN; exit code 13.
         """
         for key, value in results.items():
             results[key] = read_result(key, value)

@@ -162,8 +162,7 @@ def lock(folder: Folder) -> Iterator[None]:
 
     Create files that all users can read, whatever the caller's umask: their jobs need them.
 
-    Raises:
-        RequestError: the folder has content that no sandbox put there.
+    Raises RequestError: the folder has content that no sandbox put there.
     """
     descriptor = _lock(folder.root)
     umask = os.umask(0o022)
@@ -230,8 +229,7 @@ def program(name: str) -> str:
 def must(argv: Sequence[str]) -> str:
     """Output of a command that has to succeed.
 
-    Raises:
-        HpcJobsError: it failed; with its output.
+    Raises HpcJobsError: it failed; with its output.
     """
     done = run([program(argv[0]), *argv[1:]])
     if done.code != 0:
@@ -278,8 +276,7 @@ def alive(daemon: Daemon) -> bool:
 def until(condition: Callable[[], bool], *, what: str, watch: Iterable[Daemon] = (), timeout_s: float = 60) -> None:
     """Wait until ``condition`` holds, and give up when a daemon in ``watch`` ends or the time is over.
 
-    Raises:
-        HpcJobsError: the awaited state, and the last lines of the failed daemon's log.
+    Raises HpcJobsError: the awaited state, and the last lines of the failed daemon's log.
     """
     daemons = list(watch)
     deadline = time.monotonic() + timeout_s

@@ -125,8 +125,7 @@ def resolve_layout(
     ``mpi_types``: types of this machine's srun. The site's type is preferred, then the order of `MPI_TYPES`.
     ``has_modules``: this machine has Environment Modules, so that jobs load the site's modules.
 
-    Raises:
-        RequestError: the shape does not fit the site, or the site has no Slurm.
+    Raises RequestError: the shape does not fit the site, or the site has no Slurm.
     """
     _check(shape, site)
     partitions = site.partitions if shape.like is not None else _reshape(shape, site)
@@ -346,8 +345,7 @@ class ForeignCluster(NamedTuple):
 def read_slurm_conf(path: Path) -> ForeignCluster:
     """The cluster that the slurm.conf at ``path`` describes; the file's stem is the site's name.
 
-    Raises:
-        ConfigError: unreadable, or without a partition that has nodes; names file and line.
+    Raises ConfigError: unreadable, or without a partition that has nodes; names file and line.
     """
     defaults: dict[str, Fields] = {"nodename": {}, "partitionname": {}}
     nodes: dict[str, NodeShape] = {}

@@ -40,8 +40,7 @@ def freezer_available() -> bool:
 def mount_freezer(folder: Folder) -> None:
     """Mount the freezer where ``cgroup.conf`` expects it.
 
-    Raises:
-        HpcJobsError: the machine does not allow it.
+    Raises HpcJobsError: the machine does not allow it.
     """
     freezer = folder.cgroups / "freezer"
     folder.cgroups.mkdir()
@@ -103,8 +102,7 @@ def bridge_owner() -> str | None:
 def check_free(folder: Folder, *, ports: tuple[int, ...]) -> None:
     """Refuse a second sandbox, and a machine that uses our addresses or ports otherwise.
 
-    Raises:
-        RequestError: names the conflict.
+    Raises RequestError: names the conflict.
     """
     owner = bridge_owner()
     if owner not in (None, "", str(folder.root)):

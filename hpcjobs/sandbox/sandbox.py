@@ -55,9 +55,7 @@ _POLL_S = 0.02
 def take_down(folder: Folder) -> None:
     """End every process, then remove namespaces, network, names and mounts. The folder's files stay.
 
-    Raises:
-        RequestError: called from inside the sandbox.
-        HpcJobsError: a process did not end.
+    Raises RequestError: called from inside the sandbox. HpcJobsError: a process did not end.
     """
     if os.getpid() in processes(folder):
         raise RequestError("this command runs on a host of the sandbox", hint="run it outside")
@@ -201,10 +199,8 @@ def up(shape: Shape, *, root: Path | None = None, install: bool = False, say: Sa
     Daemons that died are started again. Remains of a crash are removed first. A start that fails
     removes its files and processes.
 
-    Raises:
-        RequestError: a sandbox of another shape is up, the shape does not fit the site, the machine
-            lacks something.
-        HpcJobsError: a daemon did not start; the message ends with its log.
+    Raises RequestError: a sandbox of another shape is up, the shape does not fit the site, the machine lacks something.
+    HpcJobsError: a daemon did not start; the message ends with its log.
     """
     services.check(install=install, say=say)
     folder = folder_at(root)
@@ -310,8 +306,7 @@ def status(*, root: Path | None = None) -> Status:
 def add_users(users: Sequence[str], *, root: Path | None = None) -> None:
     """Let these users of the machine submit to the sandbox that is up.
 
-    Raises:
-        RequestError: none is up, or the machine does not know one of them.
+    Raises RequestError: none is up, or the machine does not know one of them.
     """
     folder = folder_at(root)
     sandbox = _recorded_sandbox(folder)
@@ -336,8 +331,7 @@ def _check_user(user: str) -> None:
 def environment(*, root: Path | None = None) -> dict[str, str]:
     """The variables that point Slurm's commands, and hpcjobs, at the sandbox.
 
-    Raises:
-        RequestError: none is up.
+    Raises RequestError: none is up.
     """
     folder = folder_at(root)
     sandbox = _recorded_sandbox(folder)
@@ -354,9 +348,7 @@ def down(*, root: Path | None = None, say: Say = _silent) -> None:
 
     Works after a crash too, and without a sandbox.
 
-    Raises:
-        RequestError: not root, or called from inside the sandbox.
-        HpcJobsError: a process did not end.
+    Raises RequestError: not root, or called from inside the sandbox. HpcJobsError: a process did not end.
     """
     folder = folder_at(root)
     if os.geteuid() != 0:
@@ -373,8 +365,7 @@ def down(*, root: Path | None = None, say: Say = _silent) -> None:
 def build(folder: Folder, layout: Layout, *, shape: Shape, say: Say) -> Sandbox:
     """A whole sandbox in an empty folder; its record is written last.
 
-    Raises:
-        HpcJobsError: a step failed; earlier steps are not undone.
+    Raises HpcJobsError: a step failed; earlier steps are not undone.
     """
     password = secrets.token_hex(16)
     _write_files(folder, layout, password=password)
@@ -461,8 +452,7 @@ def repairable(folder: Folder) -> bool:
 def repair(folder: Folder, sandbox: Sandbox) -> None:
     """Start dead daemons again; jobs and their records stay.
 
-    Raises:
-        HpcJobsError: a daemon did not come back.
+    Raises HpcJobsError: a daemon did not come back.
     """
     services.restart_dead(folder)
     daemons = recorded_daemons(folder)

@@ -241,9 +241,8 @@ PACKAGES = (
 def check(*, install: bool, say: Callable[[str], None]) -> None:
     """Refuse a machine that cannot run a sandbox; ``install``: install missing packages.
 
-    Raises:
-        RequestError: not root, not Debian or Ubuntu, or packages are missing: names the command.
-        HpcJobsError: apt-get failed.
+    Raises RequestError: not root, not Debian or Ubuntu, or packages are missing: names the command. HpcJobsError:
+    apt-get failed.
     """
     if not is_debian():
         raise RequestError(

@@ -95,9 +95,8 @@ class Analysis(NamedTuple):
 def analyse(runs: pl.DataFrame, *, target: float = 0.8, allow_mixed: bool = False) -> Analysis:
     """Analyse the runs of a study.
 
-    Raises:
-        RequestError: no run has a figure yet; runs of different code, images, node models or units are mixed; or the
-            target is not an efficiency.
+    Raises RequestError: no run has a figure yet; runs of different code, images, node models or units are mixed; or the
+    target is not an efficiency.
     """
     if runs["series"].n_unique() > 1:
         raise RequestError(
@@ -172,8 +171,7 @@ def analyse(runs: pl.DataFrame, *, target: float = 0.8, allow_mixed: bool = Fals
 def analyse_series(runs: pl.DataFrame, *, target: float = 0.8, allow_mixed: bool = False) -> dict[str, Analysis]:
     """An analysis of each series by its name, in the order of the runs; one without name for a study without axes.
 
-    Raises:
-        RequestError: as `analyse`.
+    Raises RequestError: as `analyse`.
     """
     names = list(dict.fromkeys(runs["series"].to_list())) or [""]
     of_series = {name: runs if len(names) == 1 else runs.filter(pl.col("series") == name) for name in names}

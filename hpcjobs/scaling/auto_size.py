@@ -70,8 +70,7 @@ class TrialBudget(NamedTuple):
     def parse(cls, text: str) -> TrialBudget:
         """``5%`` of the run, or node-hours.
 
-        Raises:
-            RequestError: neither.
+        Raises RequestError: neither.
         """
         number = text.removesuffix("%")
         try:
@@ -189,8 +188,7 @@ class QueueBench(NamedTuple):
 def find_size(goal: Goal, bench: Bench, *, report: Report, tries: bool = True) -> SizeAnswer:
     """The size of the next run. Without ``tries`` no trial is submitted, and the answer names the next one.
 
-    Raises:
-        RequestError: the program has no figure, the budget pays no trial, or no size ends in time.
+    Raises RequestError: the program has no figure, the budget pays no trial, or no size ends in time.
     """
     return _Search(goal, bench, report, tries=tries).answer()
 
@@ -455,8 +453,7 @@ def parse_finish(text: str, *, now: float | None = None) -> float:
 
     A date is local unless it names a time zone (``Z``, ``+05:00``).
 
-    Raises:
-        RequestError: none of these, or a time in the past.
+    Raises RequestError: none of these, or a time in the past.
     """
     now, hint = time.time() if now is None else now, "write 18:00, 2026-11-30T08:00 or 8h"
     try:

@@ -83,8 +83,7 @@ class BoundCheck(NamedTuple):
 def compare(analysis: Analysis, baseline: Analysis) -> list[list[str]]:
     """Rows of text, headers first: throughput and efficiency of both at the sizes they share.
 
-    Raises:
-        RequestError: they count different things, or share no size.
+    Raises RequestError: they count different things, or share no size.
     """
     if analysis.unit != baseline.unit or analysis.per != baseline.per:
         raise RequestError(
@@ -104,8 +103,7 @@ def compare(analysis: Analysis, baseline: Analysis) -> list[list[str]]:
 def check_modes(study: Study, baseline: Study) -> None:
     """Refuse to compare a strong study, whose work is constant, with a weak one.
 
-    Raises:
-        RequestError: one of each.
+    Raises RequestError: one of each.
     """
     if study.mode != baseline.mode:
         raise RequestError(
@@ -182,8 +180,8 @@ def _above_one(what: str, value: float) -> str:
 def check(analysis: Analysis, bound: str) -> list[BoundCheck]:
     """Check a condition (``efficiency>=0.9 at 4``; without a size every size), or each bound of a file.
 
-    Raises:
-        ConfigError: the file is wrong. RequestError: it names a size that was not measured, another unit or no figure.
+    Raises ConfigError: the file is wrong. RequestError: it names a size that was not measured, another unit or no
+    figure.
     """
     condition = _CONDITION.match(bound)
     if condition is None:

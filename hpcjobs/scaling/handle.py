@@ -117,8 +117,7 @@ class ScalingStudy:
     def wait(self, *, timeout_s: float | None = None) -> Counter[str]:
         """Block until no run is queued or running; return the number of runs in each state.
 
-        Raises:
-            TimeoutError: ``timeout_s`` seconds have passed.
+        Raises TimeoutError: ``timeout_s`` seconds have passed.
         """
         return sweep_of(self._study).wait(timeout_s=timeout_s)
 
@@ -281,8 +280,7 @@ def _read_count(count: object) -> int | None:
 def find_study(name: str) -> ScalingStudy:
     """The study in NAME.study.json.
 
-    Raises:
-        ConfigError: the file is missing, or is not a study.
+    Raises ConfigError: the file is missing, or is not a study.
     """
     path = study_file.path_of(name)
     return ScalingStudy(study_file.read(path), path)

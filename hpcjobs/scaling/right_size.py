@@ -56,8 +56,7 @@ class RightSize(NamedTuple):
 def right_size(names: list[str], *, site: str | None = None) -> dict[str, RightSize]:
     """Job id, or name of a study -> advice for the next submission.
 
-    Raises:
-        UnknownJobError: a name is of no job and no study.
+    Raises UnknownJobError: a name is of no job and no study.
     """
     results: dict[str, RightSize] = {}
     for name in names:

@@ -75,8 +75,7 @@ class Measurements(msgspec.Struct):
 def read_runs(study: Study) -> pl.DataFrame:
     """One row per run that was submitted, also of runs that have not ended.
 
-    Raises:
-        SchedulerError: neither the accounting nor the queue answers.
+    Raises SchedulerError: neither the accounting nor the queue answers.
     """
     figure = next(iter(parse_metric(study.metric[0]))) if study.metric else None
     return tabulate(list_runs(study), site=study.site, mode=study.mode, figure=figure)

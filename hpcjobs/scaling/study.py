@@ -100,8 +100,7 @@ def path_of(name: str) -> Path:
 def read(path: Path) -> Study:
     """The study in the file.
 
-    Raises:
-        ConfigError: the file is missing, or is not a study.
+    Raises ConfigError: the file is missing, or is not a study.
     """
     try:
         return msgspec.json.decode(read_regular(path), type=Study)

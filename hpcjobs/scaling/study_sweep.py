@@ -43,8 +43,7 @@ _GPU_OPTIONS = {*GPU_FIELDS, "gres"}
 def define(study: Study, known: Sequence[Cell], folder: SweepFolder | None) -> Definition:
     """The sweep that measures ``study``: the runs in ``known``, and a new cell for each that is missing there.
 
-    Raises:
-        RequestError: a size does not fit the site, its ranks would share GPUs, or the batch cannot be divided.
+    Raises RequestError: a size does not fit the site, its ranks would share GPUs, or the batch cannot be divided.
     """
     cells = {key(cell): cell for cell in known}
     smallest = min([*study.sizes, *(size for _, size, _ in cells)], key=lambda size: (size.ranks, size))
@@ -90,8 +89,7 @@ def _job_key(series: str, size: Size) -> str:
 def _at(study: Study, point: dict[str, str]) -> Study:
     """``study`` with the job's options of one series.
 
-    Raises:
-        RequestError: an axis is neither an option of a job nor a ``{NAME}`` of the program.
+    Raises RequestError: an axis is neither an option of a job nor a ``{NAME}`` of the program.
     """
     options: dict[str, str | int | bool | None] = {}
     launcher = study.launcher
@@ -227,8 +225,7 @@ def _resolve(study: Study, size: Size, gpus: dict[str, int]) -> Job:
 def _gpus(study: Study, size: Size) -> dict[str, int]:
     """One GPU per rank, if jobs of the site have GPUs; empty if the study requests GPUs itself.
 
-    Raises:
-        RequestError: the study asks for fewer GPUs than ranks, which would then measure each other.
+    Raises RequestError: the study asks for fewer GPUs than ranks, which would then measure each other.
     """
     ranks, requested = size.ntasks_per_node, study.options.get("gpus_per_node")
     if isinstance(requested, int) and 0 < requested < ranks:
@@ -245,8 +242,7 @@ def _gpus(study: Study, size: Size) -> dict[str, int]:
 def list_runs(study: Study) -> list[StudyRun]:
     """Every run, in the order of submission, without a question to the scheduler.
 
-    Raises:
-        ConfigError: their folder is not there.
+    Raises ConfigError: their folder is not there.
     """
     if study.folder is None:
         return []
@@ -306,9 +302,8 @@ def submit_study(study: Study, path: Path, *, allow_mixed: bool = False, report:
     Runs that have completed, or may still complete, are not submitted again. A failed run is measured again, in a
     new folder.
 
-    Raises:
-        RequestError: the file holds another study, the program cannot be divided, or the code has changed since
-            earlier runs. SchedulerError: refused.
+    Raises RequestError: the file holds another study, the program cannot be divided, or the code has changed since
+    earlier runs. SchedulerError: refused.
     """
     known = study_file.read(path) if os.path.exists(path) else study
     if not known.points and not known.extends(study) and not _has_submissions(known):
@@ -342,8 +337,7 @@ def submit_study(study: Study, path: Path, *, allow_mixed: bool = False, report:
 def sweep_of(study: Study) -> Sweep:
     """The sweep that runs a study: one cell per run.
 
-    Raises:
-        RequestError: the study was not submitted yet.
+    Raises RequestError: the study was not submitted yet.
     """
     folder = _folder(study)
     if folder is None:

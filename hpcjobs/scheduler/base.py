@@ -113,8 +113,7 @@ class JobQueue(Protocol):
     def find_submitted(self, plan: Plan) -> list[Submitted]:
         """The jobs that were given the script in the plan's run folder, ended or not, oldest first.
 
-        Raises:
-            SchedulerError: it does not answer, so there may be one.
+        Raises SchedulerError: it does not answer, so there may be one.
         """
         ...
 
@@ -274,8 +273,7 @@ class Outage:
     def ask(self, question: Callable[[], _T]) -> _T | None:
         """The answer; None during an outage.
 
-        Raises:
-            SchedulerError: the scheduler has never answered yet.
+        Raises SchedulerError: the scheduler has never answered yet.
         """
         try:
             answer = question()

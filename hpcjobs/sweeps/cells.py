@@ -51,8 +51,7 @@ def grid_of(axes: Mapping[str, Iterable[Any]]) -> list[Point]:
 def _values(axis: Iterable[Any]) -> list[Any]:
     """The values of an axis, which may be a range or a generator of any length.
 
-    Raises:
-        RequestError: no list, or more than a sweep may have cells.
+    Raises RequestError: no list, or more than a sweep may have cells.
     """
     if isinstance(axis, str) or not isinstance(axis, Iterable):
         raise RequestError(f"the values of a parameter are a list, not {axis!r}", hint=f"[{axis!r}] is a list of one")
@@ -64,8 +63,7 @@ def _values(axis: Iterable[Any]) -> list[Any]:
 def check_count(*factors: int) -> None:
     """Check the number of cells, the product of ``factors``, before they are made.
 
-    Raises:
-        RequestError: more than a sweep may have.
+    Raises RequestError: more than a sweep may have.
     """
     if (cells := math.prod(factors)) > MAX_TASKS:
         product = " x ".join(map(str, factors)) + " = " if len(factors) > 1 else ""
@@ -78,8 +76,7 @@ def check_count(*factors: int) -> None:
 def zip_(**axes: Iterable[Any]) -> list[Point]:
     """The first values together, the second values together, and so on.
 
-    Raises:
-        RequestError: axes of different lengths.
+    Raises RequestError: axes of different lengths.
     """
     values = {name: _values(axis) for name, axis in axes.items()}
     lengths = {name: len(axis) for name, axis in values.items()}
@@ -120,8 +117,7 @@ def _draw(draw: random.Random, axis: Sequence[Any]) -> Any:
 def from_csv(path: str | Path) -> list[Point]:
     """One cell per row; the header names the parameters, values are unchanged text.
 
-    Raises:
-        RequestError: unreadable, or a row of another length than the header.
+    Raises RequestError: unreadable, or a row of another length than the header.
     """
     try:
         with Path(path).open(encoding="utf-8", newline="") as file:
@@ -139,8 +135,7 @@ def axis_of(setting: str) -> tuple[str, list[str]]:
 
     ``seed=0..9`` counts; a JSON list (``text=["a,b", "c"]``) holds values with commas in them.
 
-    Raises:
-        RequestError: none of these.
+    Raises RequestError: none of these.
     """
     name, equals, text = setting.partition("=")
     if not equals:
@@ -172,8 +167,7 @@ def _json_list(setting: str, text: str) -> list[str]:
 def check_points(points: Sequence[Point]) -> list[Point]:
     """``points``, if there are any and their names are legal.
 
-    Raises:
-        RequestError: no point, or an illegal or ambiguous name.
+    Raises RequestError: no point, or an illegal or ambiguous name.
     """
     if isinstance(points, Mapping) or not all(isinstance(point, Mapping) for point in points):
         raise RequestError(
@@ -257,8 +251,7 @@ def make_cell(program: Program, point: Point) -> Cell:
 def format_value(name: str, value: Any) -> str | None:
     """A parameter as the program will read it: text unchanged, ``true``, the shortest exact decimal.
 
-    Raises:
-        RequestError: a value that no command line can hold.
+    Raises RequestError: a value that no command line can hold.
     """
     if value is None:
         return None

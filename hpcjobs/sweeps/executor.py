@@ -43,8 +43,7 @@ def rename(options: Mapping[str, Any]) -> dict[str, Any]:
 
     Numbers are converted: minutes to a time, gigabytes to a size. ``additional_parameters`` are options themselves.
 
-    Raises:
-        RequestError: an option is named twice.
+    Raises RequestError: an option is named twice.
     """
     renamed: dict[str, Any] = {}
     additional = dict(options.get("slurm_additional_parameters") or options.get("additional_parameters") or {})
@@ -122,9 +121,8 @@ def executor(
     ``mem_gb``, ``tasks_per_node``, ``slurm_partition``); the rest is submitit's. Submitit talks to the cluster that
     SLURM_CONF names: where the site names one, it is set for this process.
 
-    Raises:
-        ConfigError: a file is wrong. RequestError: the job does not fit the site, or this process talks to
-            another cluster already. At a submission: HPCJOBS_READ_ONLY or HPCJOBS_BUDGET refuses it.
+    Raises ConfigError: a file is wrong. RequestError: the job does not fit the site, or this process talks to another
+    cluster already. At a submission: HPCJOBS_READ_ONLY or HPCJOBS_BUDGET refuses it.
     """
     options = rename(parameters_of_job)
     max_num_timeout = options.pop("max_num_timeout", max_num_timeout)

@@ -76,8 +76,7 @@ class Definition(Frozen, frozen=True):
     def job_of(self, size: str) -> Job:
         """The job of cells of this size.
 
-        Raises:
-            ConfigError: the sweep has no such size.
+        Raises ConfigError: the sweep has no such size.
         """
         if size and size not in self.sizes:
             raise ConfigError(f"sweep {self.name}: a chunk names the size {size[:80]!r}, which is not in sweep.json")
@@ -116,8 +115,7 @@ class SweepFolder:
     def require_own(self) -> None:
         """Raise where the sweep is foreign: its files hold the commands that would run.
 
-        Raises:
-            RequestError: names the command that submits it as the user's.
+        Raises RequestError: names the command that submits it as the user's.
         """
         if self.foreign:
             raise RequestError(
@@ -129,8 +127,7 @@ class SweepFolder:
     def definition(self) -> Definition:
         """The sweep's definition.
 
-        Raises:
-            UnknownJobError: the folder has no sweep.
+        Raises UnknownJobError: the folder has no sweep.
         """
         try:
             definition = _read(self.path / "sweep.json", Definition)
@@ -253,9 +250,7 @@ class SweepFolder:
 def _read(path: Path, type: type[T]) -> T:
     """The content of a file of a sweep. A wrong file is an error: without its content a cell could run twice.
 
-    Raises:
-        FileNotFoundError: the file is missing.
-        ConfigError: it cannot be used.
+    Raises FileNotFoundError: the file is missing. ConfigError: it cannot be used.
     """
     try:
         return msgspec.json.decode(read_regular(path), type=type)
@@ -294,8 +289,7 @@ def remember(name: str, folder: SweepFolder) -> None:
 def find_folder(name: str) -> SweepFolder:
     """The sweep of that name (one below the current folder first, then the newest), or in that folder.
 
-    Raises:
-        UnknownJobError: no sweep has this name.
+    Raises UnknownJobError: no sweep has this name.
     """
     if "/" in name or os.path.isfile(os.path.join(name, "sweep.json")):
         return open_folder(Path(name).absolute())

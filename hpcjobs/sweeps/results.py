@@ -79,16 +79,14 @@ class Results(NamedTuple):
     def best(self, metric: str, *, largest: bool = False) -> dict[str, Any] | None:
         """The completed cell with the smallest (or largest) value of ``metric``; None: none has one.
 
-        Raises:
-            RequestError: no cell measured that.
+        Raises RequestError: no cell measured that.
         """
         return next(iter(self.rank(metric, largest=largest)), None)
 
     def rank(self, metric: str, *, largest: bool = False) -> list[dict[str, Any]]:
         """The completed cells with a finite number for ``metric``, best first: NaN and infinity have no rank.
 
-        Raises:
-            RequestError: no cell measured that.
+        Raises RequestError: no cell measured that.
         """
         if metric not in self.measured and metric not in _FACTS:
             hint = nearest(metric, self.measured) if self.measured else "no cell has written a summary.json yet"
@@ -117,8 +115,7 @@ class Results(NamedTuple):
     def write_parquet(self, path: Path) -> None:
         """The rows as a Parquet file.
 
-        Raises:
-            HpcJobsError: polars is not installed.
+        Raises HpcJobsError: polars is not installed.
         """
         require_packages("polars", purpose="Parquet")
         import polars

@@ -70,8 +70,7 @@ class SweepSpec(JobSpec, frozen=True):
 def read_spec(path: Path) -> SweepSpec:
     """The sweep in a YAML file.
 
-    Raises:
-        ConfigError: the file is wrong.
+    Raises ConfigError: the file is wrong.
     """
     return read_yaml(path, SweepSpec, what="sweep file", prepare=split_programs)
 
@@ -79,8 +78,7 @@ def read_spec(path: Path) -> SweepSpec:
 def make_points(spec: SweepSpec, sets: Sequence[str] = (), *, beside: Path | None = None) -> list[Point]:
     """The points of a file and of ``--set`` flags, crossed with each other; ``csv`` is relative to ``beside``.
 
-    Raises:
-        RequestError: no points, or names that clash.
+    Raises RequestError: no points, or names that clash.
     """
     axes: dict[str, list[Any]] = {}
     for name, values in map(axis_of, sets):
@@ -126,8 +124,7 @@ def define(
 ) -> Definition:
     """The sweep of the job in ``request``, with ``spec`` as the layer below it. No file is written.
 
-    Raises:
-        ConfigError: a file is wrong. RequestError: the job does not fit the site, or a point is illegal.
+    Raises ConfigError: a file is wrong. RequestError: the job does not fit the site, or a point is illegal.
     """
     where = site if isinstance(site, Site) else load_site(site or default_site())
     for option, value in (("pack", pack), ("pack_parallel", pack_parallel), ("max_parallel", max_parallel)):
@@ -171,8 +168,7 @@ def define(
 def check_cells(program: Program, cells: Iterable[Cell]) -> None:
     """Check the flags of a bundled trainer's cells: each value of each parameter once.
 
-    Raises:
-        RequestError: the trainer would refuse a cell.
+    Raises RequestError: the trainer would refuse a cell.
     """
     if not program.trainer:
         return

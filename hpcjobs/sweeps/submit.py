@@ -62,8 +62,7 @@ class Cut(NamedTuple):
 def read_limits(job: Job, *, max_submit_jobs: int | None, runner: Runner = run) -> Limits:
     """The limits where ``job`` runs: on a cluster one ``scontrol show config``; ``max_submit_jobs`` is the site's.
 
-    Raises:
-        SchedulerError: the controller did not answer.
+    Raises SchedulerError: the controller did not answer.
     """
     if not job.kind.takes_sbatch_options:
         return Limits(_LOCAL_TASKS, max_submit_jobs)
@@ -78,8 +77,7 @@ def parse_config(text: str, *, jobs: int | None = None) -> Limits:
 
     Indices run from 0 to MaxArraySize - 1, so MaxArraySize tasks fit. MaxJobCount counts the jobs of all users.
 
-    Raises:
-        RequestError: the cluster has no job arrays.
+    Raises RequestError: the cluster has no job arrays.
     """
     settings = dict(re.findall(r"^(\w+)\s*= (.*)$", text, re.MULTILINE))
     tasks = int(settings.get("MaxArraySize", "1001"))
@@ -228,8 +226,7 @@ def largest_array(plan: Plan, tasks: int, *, runner: Runner = run) -> int:
 
     ``sbatch --test-only`` checks the limits of account and QOS without submitting.
 
-    Raises:
-        SchedulerDownError: the controller does not answer.
+    Raises SchedulerDownError: the controller does not answer.
     """
     slurm = connect(plan.job.scheduler, plan.job.slurm_conf, runner=runner)
     _, *options, script = plan.command
@@ -269,8 +266,7 @@ class Outcome(NamedTuple):
 def start(folder: SweepFolder, definition: Definition, *, function: bytes | None = None) -> Outcome:
     """Write the definition, and submit its cells that are neither completed, queued nor running.
 
-    Raises:
-        SchedulerError: the scheduler refused or did not answer; arrays that it accepted before stay recorded.
+    Raises SchedulerError: the scheduler refused or did not answer; arrays that it accepted before stay recorded.
     """
     folder.make()
     with folder.lock():
@@ -359,9 +355,8 @@ def _submit_prepared(
 ) -> list[tuple[Chunk, Entry]]:
     """Submit the prepared chunks in order while there is room, then the job that will submit the rest.
 
-    Raises:
-        SchedulerError: Slurm refused for another reason than the number of jobs in the queue.
-        RequestError: the queue is too small for this sweep, or full.
+    Raises SchedulerError: Slurm refused for another reason than the number of jobs in the queue. RequestError: the
+    queue is too small for this sweep, or full.
     """
     room = _room(limits, scheduler, sum(chunk.tasks for chunk in _unsubmitted_chunks(folder)))
     taken, stop = _submit_in_order(folder, scheduler, room)

@@ -52,8 +52,7 @@ CALL_MODULE = ("hpcjobs.runtime.call",)
 def pickle_function(function: Callable[..., object]) -> bytes:
     """The function as the cells will load it.
 
-    Raises:
-        RequestError: it cannot be pickled (it holds an open file, a lock, a GPU tensor ...), or is too large.
+    Raises RequestError: it cannot be pickled (it holds an open file, a lock, a GPU tensor ...), or is too large.
     """
     data = _pickle(function, f"function {name_of(function)}")
     if len(data) > LARGEST_FUNCTION:
@@ -68,8 +67,7 @@ def pickle_function(function: Callable[..., object]) -> bytes:
 def arguments(point: Point) -> str:
     """A cell's keywords for its line of shell.
 
-    Raises:
-        RequestError: not picklable, or too large.
+    Raises RequestError: not picklable, or too large.
     """
     data = _pickle(dict(point), f"the arguments {', '.join(point)}")
     if len(data) > LARGEST_ARGUMENTS:
@@ -188,9 +186,8 @@ def wait_for_cells(
 
     Errors of a scheduler that has answered before are passed to ``report`` and survived.
 
-    Raises:
-        SchedulerError: the scheduler does not answer the first question.
-        TimeoutError: ``deadline`` (of the monotonic clock) has passed.
+    Raises SchedulerError: the scheduler does not answer the first question. TimeoutError: ``deadline`` (of the
+    monotonic clock) has passed.
     """
     outage = Outage(report)
     watch = CellWatch(folder, outage.ask(cell_statuses) or [])
@@ -241,8 +238,7 @@ class Sweep:
     def submit(self) -> Outcome:
         """Submit the cells that are neither completed, queued nor running; returns at once.
 
-        Raises:
-            SchedulerError: the scheduler refused or did not answer; arrays that it accepted before stay recorded.
+        Raises SchedulerError: the scheduler refused or did not answer; arrays that it accepted before stay recorded.
         """
         definition = self.definition
         self.folder.require_own()
@@ -292,8 +288,7 @@ class Sweep:
     ) -> Counter[str]:
         """Block until no cell is queued or running; return the number of cells in each state.
 
-        Raises:
-            TimeoutError: ``timeout_s`` seconds have passed.
+        Raises TimeoutError: ``timeout_s`` seconds have passed.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         wait_for_cells(self.folder, self.cell_statuses, deadline=deadline, progress=progress, report=report)
@@ -306,8 +301,7 @@ class Sweep:
     def results(self) -> pandas.DataFrame:
         """One row per cell: parameters, state, measurements, times, job ids, with units in ``attrs["columns"]``.
 
-        Raises:
-            HpcJobsError: pandas is not installed.
+        Raises HpcJobsError: pandas is not installed.
         """
         require_packages("pandas", purpose="a DataFrame")
         return self.table().frame()
@@ -316,8 +310,7 @@ class Sweep:
 def find_sweep(name: str) -> Sweep:
     """The sweep of that name, or in that folder.
 
-    Raises:
-        UnknownJobError: no sweep has this name.
+    Raises UnknownJobError: no sweep has this name.
     """
     folder = find_folder(name)
     if not os.path.isfile(folder.path / "sweep.json"):
@@ -343,8 +336,7 @@ def sweep(
     No cell is submitted before ``.submit()``. A second call with other points and the same name keeps completed cells.
     ``options`` are as for `hpcjobs.plan`.
 
-    Raises:
-        ConfigError: a file is wrong. RequestError: the job does not fit the site, or a point is illegal.
+    Raises ConfigError: a file is wrong. RequestError: the job does not fit the site, or a point is illegal.
     """
     if callable(program):
         options["name"] = options.get("name") or name_of(program)

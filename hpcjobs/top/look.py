@@ -128,8 +128,7 @@ DAY_S = 86_400.0
 def select_watched(names: Sequence[str], *, site: str | None = None) -> list[Entry]:
     """The jobs that ``names`` name; also the folder that holds several run folders, a colleague's say.
 
-    Raises:
-        UnknownJobError: a name stands for no job.
+    Raises UnknownJobError: a name stands for no job.
     """
     entries: list[Entry] = []
     for name in names:
@@ -176,8 +175,7 @@ class Looker:
     def look(self, *, unfolded: Collection[str] = ()) -> Snapshot:
         """Query and read; ``unfolded`` are keys of groups with all tasks on the screen.
 
-        Raises:
-            ConfigError: the site's file cannot be used.
+        Raises ConfigError: the site's file cannot be used.
         """
         with warnings.catch_warnings(record=True) as noted:
             warnings.simplefilter("always", HpcJobsWarning)

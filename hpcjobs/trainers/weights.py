@@ -72,9 +72,8 @@ def load_weights(model: nn.Module, source: Path) -> None:
 
     Tensors are read one at a time, and cast to the model's type.
 
-    Raises:
-        MissingData: no file exists.
-        BadData: a file can't be read, or a tensor is missing, unexpected or of another shape.
+    Raises MissingData: no file exists. BadData: a file can't be read, or a tensor is missing, unexpected or of another
+    shape.
     """
     package = load_safetensors()
     files = list_weight_files(source, option="--init-from")

@@ -300,8 +300,7 @@ RULES: tuple[Rule, ...] = (*SYSTEM, *GPU, *DISTRIBUTED, *PYTHON, *LANGUAGES)
 def find_required_texts(pattern: re.Pattern[str]) -> frozenset[str]:
     """Find texts in small letters: every match of ``pattern`` contains at least one of them.
 
-    Raises:
-        ValueError: the pattern requires no text, so that it had to be tried on every line.
+    Raises ValueError: the pattern requires no text, so that it had to be tried on every line.
     """
     required = _require(_PARSER.parse(pattern.pattern, pattern.flags & ~re.UNICODE))
     if not required:

@@ -55,8 +55,7 @@ def job_number(job_id: str) -> int | None:
 def request_for(plan: Plan, known: Callable[[str], bool]) -> Request:
     """The request, still without id. ``known``: whether a job id exists.
 
-    Raises:
-        RequestError: an option this scheduler cannot honour, more GPUs than there are, or no script.
+    Raises RequestError: an option this scheduler cannot honour, more GPUs than there are, or no script.
     """
     job, resources = plan.job, plan.job.resources
     for field in fields_where("local", LocalEffect.REFUSED):
@@ -96,8 +95,7 @@ def request_for(plan: Plan, known: Callable[[str], bool]) -> Request:
 def _number(variable: str) -> int | None:
     """The whole number in an environment variable; None: it is not set.
 
-    Raises:
-        RequestError: another value.
+    Raises RequestError: another value.
     """
     text = os.environ.get(variable)
     if not text:
@@ -200,10 +198,8 @@ class LocalScheduler:
     def submit(self, plan: Plan) -> Submitted:
         """Queue the script in the plan's run folder, and return at once.
 
-        Raises:
-            RequestError: an option this scheduler cannot honour, more GPUs than there are, or a
-                dependency on a job that does not exist.
-            SchedulerError: the supervisor did not start.
+        Raises RequestError: an option this scheduler cannot honour, more GPUs than there are, or a dependency on a job
+        that does not exist. SchedulerError: the supervisor did not start.
         """
         refuse_change("submit")
         request = request_for(plan, lambda job_id: self._known(job_id) is not None)
@@ -298,8 +294,7 @@ class LocalScheduler:
     def cancel(self, job_ids: Iterable[str]) -> None:
         """End these jobs: the waiting ones at once, the running ones as at their time limit.
 
-        Raises:
-            UnknownJobError: one of the ids belongs to no job; then none is cancelled.
+        Raises UnknownJobError: one of the ids belongs to no job; then none is cancelled.
         """
         refuse_change("cancel")
         jobs = {job_id: self._known(job_id) for ids in job_ids for job_id in task_ids(ids)}

@@ -226,8 +226,7 @@ class SlurmScheduler:
         for some seconds while it has fewer jobs than requests were sent. A job of a still later one leaves as it
         starts: ``submitted.json`` names another.
 
-        Raises:
-            SchedulerDownError: no answer. SchedulerError: Slurm refused; its message is quoted.
+        Raises SchedulerDownError: no answer. SchedulerError: Slurm refused; its message is quoted.
         """
         refuse_change("submit")
         maybe_taken, begun = 0, self._clock()
@@ -307,8 +306,7 @@ class SlurmScheduler:
 
         slurmctld forgets a job some minutes after its end (MinJobAge), so scontrol may know less.
 
-        Raises:
-            SchedulerDownError: the accounting does not answer, and slurmctld does not know one of the jobs any more.
+        Raises SchedulerDownError: the accounting does not answer, and slurmctld does not know one of the jobs any more.
         """
         ids = sorted(set(job_ids))
         if not ids:
@@ -418,8 +416,7 @@ class SlurmScheduler:
     def query(self, argv: Sequence[str], *, cwd: str | None = None) -> str:
         """Output of a Slurm command that only reads.
 
-        Raises:
-            SchedulerDownError: no answer. SchedulerError: Slurm refused; its message is quoted.
+        Raises SchedulerDownError: no answer. SchedulerError: Slurm refused; its message is quoted.
         """
         return self._ask(argv, cwd=cwd).out
 

@@ -323,9 +323,8 @@ SILENT_S = 60.0
 def stage_data(config: Config, group: RankGroup) -> Config:
     """Return the flags with the paths of the copies.
 
-    Raises:
-        UsageError: --tokens names a file instead of its folder, or a copy cannot be made.
-        PeerLost: the rank that copies on a node no longer runs.
+    Raises UsageError: --tokens names a file instead of its folder, or a copy cannot be made. PeerLost: the rank that
+    copies on a node no longer runs.
     """
     if config.stage_to is None:
         return config

@@ -121,9 +121,8 @@ def start(
 
     `share` gives rank 0's text to every rank. Horovod's variables of a job script or horovodrun are used.
 
-    Raises:
-        WorldMismatch: the ranks would not be, or are not, the one world of `env`.
-        RendezvousError: they did not come together in time.
+    Raises WorldMismatch: the ranks would not be, or are not, the one world of `env`. RendezvousError: they did not come
+    together in time.
     """
     if hvd.is_initialized():  # by the run before in this process
         over, why = "mpi" if hvd.mpi_enabled() else "gloo", ""
