@@ -168,12 +168,15 @@ def _unsaid(cluster: Cluster) -> Iterator[ClusterFinding]:
 
 _META = {"count", "for_each", "depends_on", "lifecycle", "provider", "provisioner", "connection", "timeouts"}
 """Arguments that Terraform itself accepts in every resource."""
+_SCHEMA_HINT = "tools/provider-schemas of the repository writes it"
 _KINDS = {"resource": "resource_schemas", "data": "data_source_schemas"}
 
 
 def provider_schema(provider: Provider) -> dict[str, Any]:
-    """The shipped schema of the resources that the module of ``provider`` uses."""
+    """The shipped schema of the resources that the module of ``provider`` uses. Raises HpcJobsError: there is none."""
     path = Path(__file__).parent / "schemas" / f"{provider}.json"
+    if not path.exists():
+        raise HpcJobsError(f"{path}: missing, so Terraform files of {provider} cannot be checked", hint=_SCHEMA_HINT)
     schema: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return schema
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from sites import KEY, PROVIDERS, saved, sized, tree
 
-from hpcjobs.cloud.check import Report, check
+from hpcjobs.cloud.check import Report, check, problems
 from hpcjobs.cloud.render import render
 from hpcjobs.cloud.section import resolve_cluster
+from hpcjobs.errors import HpcJobsError
 
 
 def report(site: dict[str, Any], **changed: str) -> Report:
@@ -88,3 +89,9 @@ def test_a_public_key_is_no_secret() -> None:
     site = tree("nebius")
     site["cloud"]["ssh"]["keys"] = [KEY]
     assert not report(site).failed
+
+
+def test_a_provider_without_a_schema_is_named_and_how_to_write_it() -> None:
+    with pytest.raises(HpcJobsError, match=r"newcloud\.json: missing") as error:
+        problems({}, "newcloud")  # type: ignore[arg-type]
+    assert "tools/provider-schemas" in str(error.value.hint)
