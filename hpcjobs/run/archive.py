@@ -204,7 +204,7 @@ def _is_over(entry: Entry, records: list[JobRecord]) -> bool:
     records = [record for record in records if not (is_forgotten and record.state is State.UNKNOWN)]
     if not all(record.state.ended for record in records):
         return False
-    ends = [record.ended or 0 for record in records if record.source == "job"]
+    ends = [record.ended or 0 for record in records if record.source in ("job", "nobody")]
     if entry.kind.has_nodes and ends and time.time() - max(ends) < FINAL_AFTER_S:
         return False
     return is_reachable(entry) or not may_be_requeued(entry, records)
@@ -265,6 +265,8 @@ def _remove_folder(run_dir: str) -> bool:
         if os.path.lexists(leaving):
             shutil.rmtree(leaving)
     except OSError as error:
+        if not os.path.lexists(run_dir) and not os.path.lexists(leaving):
+            return True  # another prune removed it at the same time
         where = f" ({error.filename})" if error.filename else ""
         rest = "" if os.path.lexists(run_dir) else f"; its rest is {leaving}"
         warnings.warn(

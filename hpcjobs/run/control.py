@@ -147,9 +147,10 @@ def control(verb: Verb, entries: Iterable[Entry], *, connect: Connect = connect)
         chosen = [job_id for job in known for job_id in job.ids()]
         with ExitStack() as counted:
             if verb == "requeue":
-                _remove_notes(control for job in known for control in _control_dirs(job, job.records))
+                guards.refuse_change(verb)
                 for job in known:
                     counted.enter_context(guards.count(job.entry.name or job.entry.job_id, _most_of_requeue(job)))
+                _remove_notes(control for job in known for control in _control_dirs(job, job.records))
             {"hold": scheduler.hold, "release": scheduler.release, "requeue": scheduler.requeue}[verb](chosen)
         ids += chosen
     return ids

@@ -432,8 +432,6 @@ def _own_or_lost(entry: Entry, task: str, queued: JobRecord | None) -> JobRecord
     own = own_record(entry, task)
     if own is None or own.state.ended:
         return own
-    if queued is None and own.started is not None and time.time() - own.started < CLOCK_TOLERANCE_S:
-        return own  # it has started since the queue was asked
     lost = replace(own, state=State.UNKNOWN, source="nobody", reason=_LOST)
     # A job that was requeued as it was cancelled has no end in the accounting either.
     cancelled_at = ControlDir(str(task_dir(Path(entry.run_dir), task))).cancelled_at if queued is None else None

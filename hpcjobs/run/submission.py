@@ -276,15 +276,19 @@ class Submission:
         that there is no job. Raises SchedulerDownError: as `find_job`. OSError: the state folder cannot be written.
         """
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            lock_file(descriptor)
-            entry = self.find_job(scheduler)
-            if entry is None:
-                self.begin(run_dir)  # before the job is handed over: a repeated command then asks about this folder
-            return entry
-        finally:
-            os.close(descriptor)
+        while True:
+            self._await_claim()  # without the lock, which another host may wait for
+            descriptor = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                lock_file(descriptor)
+                if (claim := self._read()) is not None and claim.is_under_way:
+                    continue
+                entry = self.find_job(scheduler)
+                if entry is None:
+                    self.begin(run_dir)  # before the job is handed over: a repeated command then asks about this folder
+                return entry
+            finally:
+                os.close(descriptor)
 
     def find_job(self, scheduler: JobQueue) -> Entry | None:
         """The job with this token, awaited while it is being submitted; None: no such job.
@@ -329,9 +333,10 @@ class Submission:
     def _write(self, run_dir: Path, *, finished: bool) -> None:
         claim = _Claim(run_dir=str(run_dir), finished=finished, **msgspec.structs.asdict(this_process()))
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for path in self._path.parent.iterdir():
-            if path.stat().st_mtime < time.time() - _REMEMBERED_S:
-                path.unlink(missing_ok=True)
+        for path in (*self._path.parent.glob("*.json"), *self._path.parent.glob("*.lock")):
+            with suppress(FileNotFoundError):  # another command removes them too
+                if path.stat().st_mtime < time.time() - _REMEMBERED_S:
+                    path.unlink()
         write_beside(self._path, msgspec.json.encode(claim))
 
     def forget(self) -> None:

@@ -127,7 +127,12 @@ def tail_is_queued(folder: SweepFolder, scheduler: JobQueue) -> bool:
 
 
 def _submits_the_rest(tail: Entry, folder: SweepFolder, scheduler: JobQueue) -> bool:
-    return is_queued(tail, scheduler.queue()) or folder.tail() != tail
+    return is_queued(tail, without_held(scheduler.queue())) or folder.tail() != tail
+
+
+def without_held(queue: Iterable[JobRecord]) -> list[JobRecord]:
+    """Jobs that start by themselves: a held one submits nothing."""
+    return [record for record in queue if "held" not in (record.reason or "").lower()]
 
 
 def _is_final(own: StateFile | None, *, certain: bool) -> bool:

@@ -29,10 +29,10 @@ from hpcjobs.run.job_files import current_id
 from hpcjobs.run.status import is_queued
 from hpcjobs.run.submission import plan_in
 from hpcjobs.run.submit import hand_over
-from hpcjobs.scheduler.base import JobQueue, JobRecord, QueueReadOnce, Scheduler, State, connect
+from hpcjobs.scheduler.base import JobQueue, QueueReadOnce, Scheduler, State, connect
 from hpcjobs.site.resources import Resources, fields_where
 from hpcjobs.slurm_commands import check_submission, cluster_env, show_config
-from hpcjobs.sweeps.cell_status import CellStatus, adopt_chunk, cell_statuses, tail_is_queued
+from hpcjobs.sweeps.cell_status import CellStatus, adopt_chunk, cell_statuses, tail_is_queued, without_held
 from hpcjobs.sweeps.cells import Cell, Program, make_program, shell_line
 from hpcjobs.sweeps.folder import NOBODY, Chunk, Definition, SweepFolder
 from hpcjobs.units import count_tasks
@@ -456,7 +456,8 @@ def _submit_tail(folder: SweepFolder, definition: Definition, scheduler: JobQueu
     for ever.
     """
     tail, this_job = folder.tail(), os.environ.get("HPCJOBS_JOB_ID")  # which an old answer of the queue has waiting
-    if tail is not None and this_job not in (tail.job_id, current_id(tail)) and is_queued(tail, _waiting(scheduler)):
+    waiting = [record for record in without_held(scheduler.queue()) if record.state is State.PENDING]
+    if tail is not None and this_job not in (tail.job_id, current_id(tail)) and is_queued(tail, waiting):
         return
     number = sum(1 for _ in folder.path.glob("next-*")) + 1
     alive = after or _queued_arrays(folder, scheduler)
@@ -471,12 +472,6 @@ def _submit_tail(folder: SweepFolder, definition: Definition, scheduler: JobQueu
             hint=f"hpcjobs sweep resume {definition.name} later; max_submit_jobs in the site file leaves room in time",
         ) from error
     folder.write_tail(entry)
-
-
-def _waiting(scheduler: JobQueue) -> list[JobRecord]:
-    """Jobs that wait, and that nobody holds."""
-    waiting = (record for record in scheduler.queue() if record.state is State.PENDING)
-    return [record for record in waiting if "held" not in (record.reason or "").lower()]
 
 
 def _queued_arrays(folder: SweepFolder, scheduler: JobQueue) -> list[str]:

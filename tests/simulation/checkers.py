@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from hpcjobs.scheduler.base import JobRecord
 
 BUDGET = {"timeout": 3, "preempt": 3, "node": 2, "error": 1}
+SLOW_S = 60.0
+"""Most commands of a busy cluster have answered by then."""
 
 
 def jobs_of(life: Life, run_dir: str) -> list[Job]:
@@ -119,8 +121,9 @@ def _is_late_copy(life: Life, job: Job) -> bool:
 
 
 def _was_killed_submitting(life: Life, folder: str) -> bool:
-    names = [f" submit {n}" for n, one in enumerate(life.submissions) if folder in folders_of(life, one)]
-    return any(line.endswith(": killed") and any(name in line for name in names) for line in life.world.trace)
+    numbers = [number for number, one in enumerate(life.submissions) if folder in folders_of(life, one)]
+    ends = tuple(f" submit {number}{again}: killed" for number in numbers for again in ("", " again"))
+    return bool(ends) and any(line.endswith(ends) for line in life.world.trace)
 
 
 def _is_misled(life: Life, *names: str) -> bool:
@@ -447,6 +450,8 @@ def check_states(life: Life) -> None:
                 is_lost |= final is not None and any(final[0] <= back <= when for back in put_backs)
                 has_no_end = life.settings.accounting in ("absent", "lossy")
                 is_lost |= final is not None and has_no_end and any(final[0] <= start <= when for start in starts)
+                # It started while squeue answered.
+                is_lost |= final is not None and any(0 <= when - start < SLOW_S for start in starts)
                 if final is not None and state == "UNKNOWN" and not is_lost:
                     life.errors.append(f"{run_dir}: job {job_id} was {final[1]}, and {who} calls it {state}")
                 continue

@@ -313,12 +313,12 @@ def test_a_job_that_is_submitted_while_the_queue_is_listed_is_not_unknown_or_for
     assert State.UNKNOWN not in [row.record.state for row in rows]
 
 
-@pytest.mark.parametrize("age_s", [20, 400])
-def test_a_job_that_started_after_the_queue_was_asked_is_not_unknown(job: Entry, age_s: int) -> None:
-    """squeue may answer after half a minute."""
-    write_state(job, "RUNNING", started=time.time() - age_s)
-    expected = (State.RUNNING, "job") if age_s == 20 else (State.UNKNOWN, "nobody")
-    assert states(job, Slurm()) == [expected]
+def test_a_job_that_has_just_started_is_not_cancelled_by_the_id_that_a_stranger_has(job: Entry) -> None:
+    job = replace(job, user=user_name())
+    write_state(job, "RUNNING", started=time.time() - 100)
+    slurm = Slurm([record(State.RUNNING, name="theirs", submitted=NOW - 5, started=NOW - 4, user=user_name())])
+    assert cancel([job], connect=slurm.connect).cancelled == []
+    assert slurm.cancelled == []
 
 
 def test_the_kept_ends_of_an_array_stay_while_one_of_its_tasks_is_requeued(job: Entry) -> None:

@@ -145,12 +145,26 @@ def test_a_sweep_goes_on_beside_a_held_job_that_would_submit_the_rest(
     begun = sweep(10).json
     squeue = here / "stubs" / "squeue"
     squeue.write_text(squeue.read_text().replace("PENDING None", "PENDING JobHeldUser"))
+    (submitted,) = Path("runs/sweep-s/chunks").glob("*/submitted.json")
+    chunk = json.loads((submitted.parent / "chunk.json").read_text())
+    for number, cell in enumerate(chunk["cells"]):
+        state = {
+            "job_id": f"101_{number}",
+            "state": "COMPLETED",
+            "exit_code": 0,
+            "started": 1.0,
+            "ended": 2.0,
+            "nodes": "n",
+        }
+        (folder := Path("runs/sweep-s/cells", cell)).mkdir()
+        (folder / "state.json").write_text(json.dumps(state))
     for array in begun["arrays"]:
         stub.end(array)
-    (here / "stubs" / "limit").write_text("3")
+    (here / "stubs" / "limit").write_text("4")
     stub.add_foreign_job()
     assert within("sweep", "resume", "s").code == 0
-    assert sorted(path.name for path in Path("runs/sweep-s").glob("next-*")) == ["next-001", "next-002"]
+    assert len(stub.queue()) == 4, "the other job, the held one, an array, and the job after it"
+    assert Path("runs/sweep-s/next-002").exists()
 
 
 def test_cells_whose_submitting_job_was_cancelled_are_missing_and_resume_submits_them(
