@@ -450,6 +450,10 @@ def check_states(life: Life) -> None:
                 is_lost |= final is not None and any(final[0] <= back <= when for back in put_backs)
                 has_no_end = life.settings.accounting in ("absent", "lossy")
                 is_lost |= final is not None and has_no_end and any(final[0] <= start <= when for start in starts)
+                # A requeue, also a refused one, removes the note that it was cancelled.
+                requeued = submission.requeued if submission is not None else []
+                by_note = final is not None and final[2] == "nobody"
+                is_lost |= by_note and final is not None and any(final[0] <= back <= when for back in requeued)
                 # It started while squeue answered.
                 is_lost |= final is not None and any(0 <= when - start < SLOW_S for start in starts)
                 if final is not None and state == "UNKNOWN" and not is_lost:
