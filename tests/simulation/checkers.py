@@ -455,7 +455,9 @@ def check_states(life: Life) -> None:
                 by_note = final is not None and final[2] == "nobody"
                 is_lost |= by_note and final is not None and any(final[0] <= back <= when for back in requeued)
                 # It started while squeue answered.
-                is_lost |= final is not None and any(0 <= when - start < SLOW_S for start in starts)
+                is_lost |= final is not None and any(
+                    0 <= when - one.started < SLOW_S for job in jobs for one in job.attempts
+                )
                 if final is not None and state == "UNKNOWN" and not is_lost:
                     life.errors.append(f"{run_dir}: job {job_id} was {final[1]}, and {who} calls it {state}")
                 continue
