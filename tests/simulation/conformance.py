@@ -93,6 +93,7 @@ class Real:
         self.node_names = list(sandbox.partitions[self.partition])
         passed = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
         self._env = {**passed, **sandboxes.environment(), **QUESTION, "LC_ALL": "C"}
+        self.version = simulated.version_like(self.run("squeue", "--version").out.split()[1])
 
     def run(self, *argv: str) -> Result:
         done = subprocess.run(argv, env=self._env, cwd=self._folder, capture_output=True, text=True, check=False)
@@ -121,7 +122,7 @@ class Real:
 class Simulated:
     """The same lane in virtual time."""
 
-    def __init__(self, seed: int, folder: Path) -> None:
+    def __init__(self, seed: int, version: str, folder: Path) -> None:
         self.partition = "lane"
         self.world = World(seed)
         settings = Settings(
@@ -132,6 +133,7 @@ class Simulated:
             accounting="prompt",
             min_job_age_s=1e6,
             preempts=False,
+            version=version,
         )
         simulated.USER, simulated.UID = "root", 0
         self.slurm = Slurm(self.world, settings, lambda job: self._play)
@@ -192,7 +194,7 @@ class Player:
 
     def __init__(self, seed: int, real: Real, folder: Path, *, length: int = 8) -> None:
         self.seed, self.draw, self.length = seed, random.Random(seed), length
-        self.real, self.model, self.folder = real, Simulated(seed, folder), folder
+        self.real, self.model, self.folder = real, Simulated(seed, real.version, folder), folder
         self.clusters: tuple[Cluster, Cluster] = (self.model, real)
         self.jobs: list[Known] = []
         self.lines: list[Line] = []

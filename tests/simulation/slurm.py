@@ -1,7 +1,7 @@
 """A Slurm cluster in virtual time, which answers Slurm's commands as text.
 
-Modelled from Slurm 22.05; `conformance` compares its answers with those of a real one. Jobs run as
-processes of the world (`Body`); what a job does is given by whoever submits it.
+`VERSIONS` has what differs between versions; `conformance` compares the answers with those of a real Slurm of the same
+version. Jobs run as processes of the world (`Body`); what a job does is given by whoever submits it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,33 @@ UNSAVED_S = 10.0
 """slurmctld saves its list of jobs so often."""
 
 
+@dataclass(frozen=True)
+class Version:
+    """What differs between versions of Slurm."""
+
+    lost_node_exit: tuple[int, int] = (0, 0)
+    """ExitCode of a start that a lost node ended."""
+    lists_changed_tasks: bool = True
+    """Where scontrol refuses a change of some tasks of an array, it lists the others too: "No error"."""
+
+
+VERSIONS = {
+    "22.05": Version(),
+    "24.11": Version((1, 0), lists_changed_tasks=False),
+}
+"""The oldest version that answers so -> how it answers."""
+
+
+def version_like(number: str) -> str:
+    """The version in `VERSIONS` that a Slurm of this number ("24.11.5") answers as."""
+    return max((known for known in VERSIONS if known <= number), default="22.05")
+
+
 @dataclass
 class Settings:
     """What differs between clusters."""
 
+    version: str = "22.05"
     nodes: int = 4
     min_job_age_s: float = 300.0
     kill_wait_s: float = 30.0
@@ -182,6 +205,7 @@ class Slurm:
 
     def __init__(self, world: World, settings: Settings, body: Callable[[Job], Body]) -> None:
         self.world, self.settings, self._body_of = world, settings, body
+        self.version = VERSIONS[settings.version]
         self.jobs: dict[int, Job] = {}
         """What slurmctld remembers, by the number in its books."""
         self.every: list[Job] = []
@@ -434,6 +458,8 @@ class Slurm:
         if jobs[0].array is None or (len(jobs) == 1 and "_" not in name):
             text = next(text for text in refusals if text != "No error")
             raise Refused(f"{text} for job {name}{again.format(text)}")
+        if not self.version.lists_changed_tasks:
+            refusals.pop("No error", None)
         array, by_task = jobs[0].array, sorted(refusals.items(), key=lambda item: min(item[1]))
         raise Refused("\n".join(f"{array}_{','.join(_ranges(tasks))}: {text}" for text, tasks in by_task))
 
@@ -813,7 +839,9 @@ class Slurm:
                 self.world.after(ghost_s, lambda attempt=attempt: self._kill(attempt))  # type: ignore[misc]
             else:
                 self._kill(attempt)
-            self._ended(job, attempt, attempt.cause if attempt.cause == "CANCELLED" else "NODE_FAIL", (0, 0))
+            is_cancelled = attempt.cause == "CANCELLED"
+            exit_ = (0, 0) if is_cancelled else self.version.lost_node_exit
+            self._ended(job, attempt, "CANCELLED" if is_cancelled else "NODE_FAIL", exit_)
 
         def back() -> None:
             self.bad_nodes.discard(name)
