@@ -165,10 +165,14 @@ def list_steps(columns: Iterable[str], separator: str, jobs: Iterable[str]) -> L
     return [*argv, "--jobs=" + ",".join(jobs)]
 
 
-def show_job(job_id: Optional[str] = None, *, siblings: bool = False) -> List[str]:
-    """``scontrol`` that prints one job, or all, those in hidden partitions too. ``siblings``: as in `list_queue`."""
-    argv = ["scontrol", "--all", "--oneliner", *(["--sibling"] if siblings else []), "show", "job"]
-    return argv if job_id is None else [*argv, job_id]
+def show_job(job_id: Optional[str] = None, *, siblings: bool = False, local: bool = False) -> List[str]:
+    """``scontrol`` that prints one job, or all, those in hidden partitions too. ``siblings``: as in `list_queue`.
+
+    ``local``: in a federation only this cluster's record. In a job this is the one that says something: of a job that
+    runs on another cluster than it was submitted to, the first record is REVOKED.
+    """
+    argv = ["scontrol", "--all", "--oneliner", *(["--sibling"] if siblings else []), *(["--local"] if local else [])]
+    return [*argv, "show", "job", *([] if job_id is None else [job_id])]
 
 
 def submit(script: str, *options: str) -> List[str]:

@@ -332,7 +332,7 @@ class Slurm(NodeSideScheduler):
         """As `read_cause`, asked again while there is no answer; None: still none, or Slurm does not know the job."""
         give_up = self._monotonic() + _PATIENCE_S
         while True:
-            answer = self._ask(slurm_commands.show_job(self.job_id))
+            answer = self._ask(slurm_commands.show_job(self.job_id, local=True))
             cause = self._find_cause(_fields(answer.out))
             if cause is not None or answer.code != 0 or self._monotonic() > give_up:
                 return cause
@@ -397,7 +397,7 @@ class Slurm(NodeSideScheduler):
         """
         if not suspects:
             return ""
-        job = self._ask(slurm_commands.show_job(self.job_id))
+        job = self._ask(slurm_commands.show_job(self.job_id, local=True))
         if job.code != 0:
             report(f"the next start may get {suspects[-1]} again: Slurm does not say which nodes the job excludes")
             return ""
@@ -424,7 +424,7 @@ class Slurm(NodeSideScheduler):
 
     def _show(self) -> Dict[str, str]:
         """Fields of ``scontrol show job``; empty without an answer."""
-        return _fields(self._call(slurm_commands.show_job(self.job_id)).out)
+        return _fields(self._call(slurm_commands.show_job(self.job_id, local=True)).out)
 
     def _ask(self, argv: List[str]) -> Result:
         """The answer of a command that may run twice: asked again while the controller does not answer."""

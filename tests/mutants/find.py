@@ -25,7 +25,7 @@ from typing import NamedTuple
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SEEDS = 2000
-SHARES = {"cases": 0.15, "jobs": 0.35, "sweeps": 0.5}
+SHARES = {"cases": 0.15, "jobs": 0.3, "federation": 0.05, "sweeps": 0.5}
 """Which part of the seeds are lives of which kind."""
 
 

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 from slurm import ENDED, Job
 
+from hpcjobs.record import STATE
+from hpcjobs.record.state import read_state_file
 from hpcjobs.run import index
-from hpcjobs.run.job_files import CLOCK_TOLERANCE_S, read_attempts
+from hpcjobs.run.job_files import CLOCK_TOLERANCE_S, read_attempts, read_usable
 from hpcjobs.units import task_ids
 
 if TYPE_CHECKING:
@@ -399,6 +401,11 @@ def _check_attempts(life: Life, one: Submission, folder: str, job_id: str) -> No
     keys = [(line.job_id, line.started) for line in lines]
     if len(set(keys)) != len(keys):
         life.errors.append(f"{folder}: attempts.jsonl has an attempt twice: {keys}")
+    is_cancelled = one.is_cancelling or any(job.cancelled_at is not None for job in jobs_of(life, folder))
+    is_cancelled |= any(fault.detail == "TERM" for fault in life.world.injected)  # as scancel sends it
+    state = read_usable(path, lambda: read_state_file(path / STATE))
+    if state is not None and state.state == "CANCELLED" and not is_cancelled and not _is_misled(life):
+        life.errors.append(f"{folder}: the job recorded that it was cancelled, and nobody did so")
     for cause, budget in BUDGET.items():
         spent = sum(line.cause == cause and line.decision.startswith(("requeued", "resubmitted")) for line in lines)
         if spent > budget:

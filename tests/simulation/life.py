@@ -179,16 +179,19 @@ def draw_faults(seed: int) -> tuple[Fault, ...]:
 class Life:
     """The world of one schedule, and what was seen in it."""
 
+    sibling_nodes = 0
+
     def __init__(self, schedule: Schedule, home: Path) -> None:
         self.schedule, self.home = schedule, home
         self.world = world = World(schedule.seed, faults=[f for f in schedule.faults if f.kind != "event"])
         draw = world.random
         kinds = ("prompt", "prompt", "late", "absent", "lossy")
         self.settings = Settings(
+            version=list(simulated.VERSIONS)[schedule.seed % len(simulated.VERSIONS)],
             nodes=draw.choice((1, 2, 4)), accounting=draw.choice(kinds),
             accounting_lag_s=draw.choice((5.0, 60.0, 400.0)),
             min_job_age_s=draw.choice((10.0, 300.0)), keeps_commands=draw.random() < 0.8,
-            allows_requeue=draw.random() < 0.85, job_requeue=draw.random() < 0.8,
+            allows_requeue=draw.random() < 0.85, job_requeue=draw.random() < 0.8, sibling_nodes=self.sibling_nodes,
         )  # fmt: skip
         world.log(f"{self.settings}")
         self.works: dict[str, bodies.Work] = {}
@@ -479,6 +482,19 @@ class Life:
     def check(self) -> None:
         """Add what did not hold to ``errors``."""
         checkers.check_end(self)
+
+
+class FederationLife(Life):
+    """A job may start on the other cluster of a federation, which does not answer at times."""
+
+    sibling_nodes = 2
+
+    def plan_events(self) -> None:
+        super().plan_events()
+        draw = self.world.random
+        if draw.random() < 0.3:
+            away_s = draw.choice((30.0, 700.0, 5000.0))
+            self.world.after(draw.uniform(1, BUSY_S), lambda: self.slurm.lose_sibling(away_s=away_s))
 
 
 def run(schedule: Schedule, place: Path, *, of: type[Life] = Life) -> Life:

@@ -21,12 +21,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 import life
 import world
 from case_life import CaseLife
-from life import Life, Schedule
+from life import FederationLife, Life, Schedule
 from queue_life import QueueLife
 from sweep_life import SweepLife
 from world import Fault
 
-LIVES: dict[str, type[Life]] = {"jobs": Life, "cases": CaseLife, "sweeps": SweepLife, "queue": QueueLife}
+LIVES: dict[str, type[Life]] = {
+    "jobs": Life, "cases": CaseLife, "sweeps": SweepLife, "queue": QueueLife, "federation": FederationLife,
+}  # fmt: skip
 
 
 class Failure(NamedTuple):

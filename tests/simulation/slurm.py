@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from world import Process, World
@@ -19,6 +19,9 @@ from hpcjobs.units import array_indices
 
 Body = Callable[["Attempt"], int]
 """Runs one attempt of a job as a process of the world: its exit code."""
+SIBLING = "other"
+"""The other cluster of a federation."""
+_FEDERATED_IDS, _REVOKED_ID = 1 << 26, "4294967294"
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "DEADLINE")
 USER, UID = "me", 1000
 UNSAVED_S = 10.0
@@ -29,16 +32,32 @@ UNSAVED_S = 10.0
 class Version:
     """What differs between versions of Slurm."""
 
-    lost_node_exit: tuple[int, int] = (0, 0)
-    """ExitCode of a start that a lost node ended."""
-    lists_changed_tasks: bool = True
-    """Where scontrol refuses a change of some tasks of an array, it lists the others too: "No error"."""
+    lost_node_exits: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
+    """ExitCode of a start that a lost node ended, as sacct and as scontrol print it."""
+    update_lists_all: bool = True
+    """Where `scontrol update` is refused for some tasks of an array, it lists the others too: "No error"."""
+    brackets_tasks: bool = False
+    """scontrol's refusals, and squeue's tasks that never began, have the tasks in brackets, also one alone."""
+    accounts_whole_codes: bool = False
+    """sacct prints exit codes above 127 as they are, and not without 128."""
+    requeue_keeps_the_end: bool = False
+    """The accounting keeps the state in which a start ended that is requeued afterwards, or was cancelled before."""
+    forgets_start: bool = False
+    """A start that is requeued and cancelled as it ends has no StartTime."""
+    further_error: str = "\nslurm_suspend error: {0}"
+    """What `scontrol hold` and `release` add to a refusal."""
+    node_refusal: str = "Invalid node state specified"
 
 
+_V24 = Version(((1, 0), (0, 1)), update_lists_all=False)
 VERSIONS = {
     "22.05": Version(),
-    "24.11": Version((1, 0), lists_changed_tasks=False),
-}
+    "24.11": _V24,
+    "26.05": replace(
+        _V24, brackets_tasks=True, accounts_whole_codes=True, requeue_keeps_the_end=True, forgets_start=True,
+        further_error="\nslurm_suspend error:{0}", node_refusal="Invalid node state transition",
+    ),
+}  # fmt: skip
 """The oldest version that answers so -> how it answers."""
 
 
@@ -72,6 +91,8 @@ class Settings:
     max_time_s: float = float("inf")
     name: str = "sim"
     completing_s: float = 1.0
+    sibling_nodes: int = 0
+    """In a federation: nodes of the other cluster, on which jobs that are no arrays may start too; 0: no federation."""
 
 
 @dataclass
@@ -93,6 +114,8 @@ class Attempt:
     """Why Slurm ends it: the state of its end."""
     is_requeued: bool = False
     """It was requeued, and has not ended yet: in Slurm's books it has."""
+    was_cancelled: bool = False
+    """It was cancelled before it was requeued."""
     is_ghost: bool = False
     """Its node was given up by Slurm, and its processes went on."""
 
@@ -116,6 +139,7 @@ class Row:
     submit_line: str
     visible: float
     nnodes: int = 1
+    cluster: str = ""
 
 
 @dataclass
@@ -217,6 +241,11 @@ class Slurm:
         """When slurmctld last came back."""
         self.bad_nodes: set[str] = set()
         self.names = [f"n{i}" for i in range(settings.nodes)]
+        self.sibling_names = [f"s{i}" for i in range(settings.sibling_nodes)]
+        self.is_sibling_away = False
+        """The other cluster of the federation does not answer; its jobs go on."""
+        if self.sibling_names:
+            self.next_id += _FEDERATED_IDS
 
     # --- commands
 
@@ -325,7 +354,35 @@ class Slurm:
         if named is not None and not any(self._named(name) for name in named.split(",")):
             raise Refused("slurm_load_jobs error: Invalid job id specified")
         shown = self._grouped(job for job in self.jobs.values() if every or not job.has_ended)
-        return "".join(f"{self._format(form, job)}\n" for job in _merge_waiting(shown))
+        rows = [
+            view
+            for job in _merge_waiting(shown, brackets=self.version.brackets_tasks)
+            for view in self._view(*job, argv)
+        ]
+        return "".join(f"{self._format(form, row)}\n" for row in rows)
+
+    def _view(self, job: Job, job_id: str, argv: Sequence[str]) -> list[tuple[Job, str]]:
+        """The rows of a job in a federation: the cluster where it was submitted has it as REVOKED while the other
+        cluster runs it, and afterwards.
+        """
+        if not self.sibling_names or job.array is not None:
+            return [(job, job_id)]
+        here = there = (job, job_id)
+        revoked = replace(job, state="REVOKED", reason="None", node_list=[], completing=False, start=self.world.now)
+        if self._is_there(job):
+            here = (revoked, job_id)
+        elif job.state != "PENDING":
+            there = (revoked, _REVOKED_ID)
+        if "--local" in argv:
+            return [there if self._is_host_there() else here]
+        return [here, there] if "--sibling" in argv and not self.is_sibling_away else [here]
+
+    def _is_there(self, job: Job) -> bool:
+        """It runs on the other cluster of the federation, or has ended there."""
+        return bool(job.node_list) and job.node_list[0] in self.sibling_names
+
+    def _is_host_there(self) -> bool:
+        return self.world.current is not None and self.world.current.host in self.sibling_names
 
     def _grouped(self, jobs: Iterable[Job]) -> list[tuple[Job, str]]:
         """Jobs with their ids; tasks of an array that nothing has happened to alone are one line."""
@@ -373,11 +430,12 @@ class Slurm:
         if "starttime" in given:
             since = time.mktime(time.strptime(given["starttime"], "%Y-%m-%dT%H:%M:%S"))
             rows = [row for row in rows if row.end is None or row.end >= since]
-        if "duplicates" not in given:  # the newest start of each job
-            newest: dict[str, Row] = {}
+        if "duplicates" not in given:  # the newest start of each job on each cluster
+            newest: dict[tuple[str, str], Row] = {}
             for row in rows:
-                if row.job_id not in newest or row.submit >= newest[row.job_id].submit:
-                    newest[row.job_id] = row
+                key = (row.cluster, row.job_id)
+                if row.state != "REVOKED" and (key not in newest or row.submit >= newest[key].submit):
+                    newest[key] = row
             # Of tasks without a record of their own it is the array's, which has a newer one.
             rows = [row for row in newest.values() if row.state != "REQUEUED" or "[" not in row.job_id]
         return "".join(separator.join(self._column(row, name) for name in columns) + "\n" for row in rows)
@@ -396,11 +454,12 @@ class Slurm:
     def _column(self, row: Row, name: str) -> str:
         end = row.end if row.end is not None and row.end <= self.world.now else None
         never = "Unknown" if row.end is None else "None"
+        code = row.exit[0] % (256 if self.version.accounts_whole_codes else 128)
         values = {
             "JobID": row.job_id, "JobName": row.name, "State": row.state,
             "Reason": row.reason, "Partition": "compute", "NodeList": ",".join(row.nodes) or "None assigned",
             "NNodes": str(row.nnodes), "Submit": _epoch(row.submit), "Start": _epoch(row.start) or never,
-            "End": _epoch(end) or "Unknown", "ExitCode": f"{row.exit[0] % 128}:{row.exit[1]}",
+            "End": _epoch(end) or "Unknown", "ExitCode": f"{code}:{row.exit[1]}",
             "SubmitLine": row.submit_line,
             "ElapsedRaw": str(int((end if end is not None else self.world.now) - row.start)) if row.start else "0",
             "User": USER,
@@ -422,7 +481,8 @@ class Slurm:
             matching = self._named(arguments[2]) if len(arguments) > 2 else list(self.jobs.values())
             if not matching and len(arguments) > 2:
                 raise Refused("slurm_load_jobs error: Invalid job id specified")
-            return "".join(self._format_job(*shown) for shown in self._grouped(matching))
+            rows = [view for job in self._grouped(matching) for view in self._view(*job, argv)]
+            return "".join(self._format_job(*row) for row in rows)
         if arguments[0] in ("hold", "release", "requeue", "requeuehold"):
             for name in arguments[1].split(","):
                 self._change_jobs(arguments[0], name)
@@ -433,20 +493,23 @@ class Slurm:
                 self._change_node(settings["NodeName"], settings["State"])
                 return ""
             name = settings.pop("JobId")
-            self._change_each(name, self._named(name), lambda job: self._update(job, settings))
+            is_complete = self.version.update_lists_all
+            self._change_each(name, self._named(name), lambda job: self._update(job, settings), lists_all=is_complete)
             return ""
         raise Refused(f"scontrol: {arguments} is not simulated")
 
     def _change_jobs(self, verb: str, name: str) -> None:
         """What some tasks of an array refuse, the others do."""
-        again = "\nslurm_suspend error: {0}" if verb in ("hold", "release") else ""
+        again = self.version.further_error if verb in ("hold", "release") else ""
         jobs = self._named(name, splits=verb in ("hold", "release"))
         if verb.startswith("requeue"):  # the record of all tasks that wait is asked to
             arrays = {job.array for job in jobs if not job.is_split and job.array is not None}
             jobs += [job for job in self.jobs.values() if job.array in arrays and not job.is_split and job not in jobs]
         self._change_each(name, jobs, getattr(self, f"_do_{verb}"), again)
 
-    def _change_each(self, name: str, jobs: list[Job], change: Callable[[Job], None], again: str = "") -> None:
+    def _change_each(
+        self, name: str, jobs: list[Job], change: Callable[[Job], None], again: str = "", *, lists_all: bool = True
+    ) -> None:
         if not jobs:
             text = "Invalid job id specified"
             raise Refused(f"{text} for job {name}{again.format(text)}")
@@ -458,10 +521,12 @@ class Slurm:
         if jobs[0].array is None or (len(jobs) == 1 and "_" not in name):
             text = next(text for text in refusals if text != "No error")
             raise Refused(f"{text} for job {name}{again.format(text)}")
-        if not self.version.lists_changed_tasks:
+        if not lists_all:
             refusals.pop("No error", None)
-        array, by_task = jobs[0].array, sorted(refusals.items(), key=lambda item: min(item[1]))
-        raise Refused("\n".join(f"{array}_{','.join(_ranges(tasks))}: {text}" for text, tasks in by_task))
+        array, form = jobs[0].array, "[{}]" if self.version.brackets_tasks else "{}"
+        by_task = sorted(refusals.items(), key=lambda item: min(item[1]))
+        lines = (f"{array}_{form.format(','.join(_ranges(tasks)))}: {text}" for text, tasks in by_task)
+        raise Refused("\n".join(lines))
 
     def _update(self, job: Job, settings: Mapping[str, str]) -> None:
         if job.has_ended:
@@ -484,7 +549,7 @@ class Slurm:
             self.bad_nodes.discard(name)
             self._schedule_soon()
         else:
-            raise Refused("slurm_update error: Invalid node state specified")
+            raise Refused(f"slurm_update error: {self.version.node_refusal}")
 
     def _named(self, name: str, *, splits: bool = False) -> list[Job]:
         root, _, task = name.partition("_")
@@ -508,12 +573,13 @@ class Slurm:
         end = job.end if job.end is not None else None if job.start is None else job.start + job.time_limit_s
         # A requeue counts at once, also while the job is ending.
         is_requeued = job.attempt is not None and (job.attempt.cause == "REQUEUED" or job.attempt.is_requeued)
+        code, number = self.version.lost_node_exits[1] if job.state == "NODE_FAIL" else job.exit
         return (
             f"JobId={max(job.number, 0) or job.root}{array} JobName={job.name} UserId={USER}(1000) GroupId=me(1000) "
             f"JobState={job.shown_state} Reason={_reason(job)} "
             f"Dependency=(null) "
             f"Requeue={int(job.requeue)} Restarts={job.restarts + is_requeued} BatchFlag=1 "
-            f"ExitCode={job.exit[0]}:{job.exit[1]} RunTime={_clock(self._elapsed(job))} "
+            f"ExitCode={code}:{number} RunTime={_clock(self._elapsed(job))} "
             f"TimeLimit={_clock(job.time_limit_s)} SubmitTime={_epoch(job.submit)} "
             f"StartTime={_epoch(job.start) or 'Unknown'} EndTime={_epoch(end) or 'Unknown'}{preempt} Partition=compute "
             f"NodeList={','.join(job.node_list)} NumNodes={job.nodes} ExcNodeList={job.exclude} "
@@ -581,7 +647,8 @@ class Slurm:
         if job.attempt is not None:
             self._terminate(job, "REQUEUED")
         else:
-            self._account(job, "REQUEUED", end=job.end, lives=False)
+            if not self.version.requeue_keeps_the_end:
+                self._account(job, "REQUEUED", end=job.end, lives=False)
             self._put_back(job)
 
     def _do_requeuehold(self, job: Job) -> None:
@@ -616,8 +683,8 @@ class Slurm:
             ):
                 job.reason = "JobArrayTaskLimit"
                 continue
-            excluded = set() if job.exclude == "(null)" else set(job.exclude.split(","))
-            free = [n for n in self.names if n not in busy and n not in self.bad_nodes and n not in excluded]
+            taken = {*busy, *self.bad_nodes, *(() if job.exclude == "(null)" else job.exclude.split(","))}
+            free = self._find_free(job, taken)
             is_late = self.world.now + job.time_limit_s > blocked_until
             if len(free) < job.nodes or is_late:
                 job.reason = "Resources" if blocked_until == float("inf") else "Priority"
@@ -627,9 +694,18 @@ class Slurm:
             busy |= set(free[: job.nodes])
             self._start(job, free[: job.nodes])
 
+    def _find_free(self, job: Job, taken: Collection[str]) -> list[str]:
+        """Free nodes of one cluster: of this one, or of the one that has enough."""
+        clusters = [self.names]
+        if self.sibling_names and job.array is None and not self.is_sibling_away:
+            clusters.insert(self.world.random.randrange(2), self.sibling_names)
+        free = [[name for name in names if name not in taken] for names in clusters]
+        return next((names for names in free if len(names) >= job.nodes), free[0])
+
     def _expected_start(self, job: Job) -> float:
         """When the job that waits for nodes has them, by the limits of those that run: others may not delay it."""
-        ends = {name: float("inf") if name in self.bad_nodes else self.world.now for name in self.names}
+        names = (*self.names, *self.sibling_names)
+        ends = {name: float("inf") if name in self.bad_nodes else self.world.now for name in names}
         for attempt in (other.attempt for other in self.jobs.values() if other.attempt is not None):
             ends |= {name: max(ends[name], attempt.limit) for name in attempt.nodes}
         return sorted(ends.values())[min(job.nodes, len(ends)) - 1]
@@ -666,13 +742,15 @@ class Slurm:
         attempt.environ = {
             **job.env,
             "SLURM_JOB_ID": str(job.number), "SLURM_JOB_NODELIST": ",".join(nodes),
-            "SLURM_RESTART_COUNT": str(job.restarts), "SLURM_CLUSTER_NAME": self.settings.name,
+            "SLURM_RESTART_COUNT": str(job.restarts), "SLURM_CLUSTER_NAME": self._cluster_of(nodes),
         }  # fmt: skip
         if job.array is not None:
             attempt.environ |= {"SLURM_ARRAY_JOB_ID": str(job.array), "SLURM_ARRAY_TASK_ID": str(job.task)}
         job.attempt = attempt
         job.attempts.append(attempt)
         self.world.log(f"job {job.id} starts on {','.join(nodes)} (restarts {job.restarts})")
+        if nodes[0] in self.sibling_names:
+            self._account(replace(job, node_list=[], start=None), "REVOKED", end=now)
         self._account(job, "RUNNING", end=None)
         body = self._body_of(job)
 
@@ -730,6 +808,7 @@ class Slurm:
             # Also a job that is being cancelled is put back by a requeue.
             if state == "REQUEUED" or (state == "CANCELLED" and attempt.cause in ("REQUEUED", "PREEMPTED")):
                 attempt.is_requeued = attempt.cause == "REQUEUED"
+                attempt.was_cancelled = attempt.cause == "CANCELLED"
                 attempt.cause = state
             return
         attempt.cause = state
@@ -759,7 +838,11 @@ class Slurm:
         shown = f"CANCELLED by {UID}" if state == "CANCELLED" else state
         if attempt.is_requeued and state == "CANCELLED":  # the requeue is in the books, and no further end
             shown, job.restarts = "REQUEUED", job.restarts + 1
+        elif attempt.was_cancelled and self.version.requeue_keeps_the_end:
+            shown = f"CANCELLED by {UID}"
         self._account(job, shown, end=now)
+        if attempt.is_requeued and state == "CANCELLED" and self.version.forgets_start:
+            job.start = None
         puts_back = state == "REQUEUED" or (
             state in ("PREEMPTED", "NODE_FAIL") and job.requeue and self.settings.allows_requeue
         )
@@ -810,11 +893,15 @@ class Slurm:
                 return  # see `_array_rows`
         if state.startswith("CANCELLED") and not job.node_list and (job.held or job.reason in _NOT_ELIGIBLE):
             start = None
-        same = (row for row in reversed(self.rows) if row.job_id == job_id and row.submit == job.submit)
+        cluster = self._cluster_of(job.node_list)
+        same = (
+            row for row in reversed(self.rows)
+            if (row.job_id, row.submit, row.cluster) == (job_id, job.submit, cluster)
+        )  # fmt: skip
         last = next(same, None)
         row = Row(
             job_id, job.name, state, job.submit, start, end, list(job.node_list), exit_,
-            job.reason, job.submit_line, visible, job.nodes,
+            job.reason, job.submit_line, visible, job.nodes, cluster,
         )  # fmt: skip
         if last is None or last.visible > self.world.now or visible > self.world.now:
             self.rows.append(row)
@@ -824,7 +911,20 @@ class Slurm:
         else:
             self.rows[self.rows.index(last)] = row
 
+    def _cluster_of(self, nodes: Sequence[str]) -> str:
+        return SIBLING if nodes and nodes[0] in self.sibling_names else self.settings.name
+
     # --- what happens to the cluster
+
+    def lose_sibling(self, *, away_s: float) -> None:
+        """The other cluster of the federation does not answer for a time."""
+        self.world.log("the sibling is away")
+        self.is_sibling_away = True
+
+        def back() -> None:
+            self.is_sibling_away = False
+
+        self.world.after(away_s, back)
 
     def fail_node(self, name: str, *, back_after_s: float, ghost_s: float = 0.0) -> None:
         """A node is lost. With ``ghost_s`` its processes go on for so long after Slurm gave it up."""
@@ -840,7 +940,7 @@ class Slurm:
             else:
                 self._kill(attempt)
             is_cancelled = attempt.cause == "CANCELLED"
-            exit_ = (0, 0) if is_cancelled else self.version.lost_node_exit
+            exit_ = (0, 0) if is_cancelled else self.version.lost_node_exits[0]
             self._ended(job, attempt, "CANCELLED" if is_cancelled else "NODE_FAIL", exit_)
 
         def back() -> None:
@@ -904,18 +1004,24 @@ class Slurm:
 _NOT_ELIGIBLE = ("BeginTime", "Dependency", "JobHeldUser", "DependencyNeverSatisfied")
 
 
-def _merge_waiting(rows: list[tuple[Job, str]]) -> list[tuple[Job, str]]:
-    """As squeue prints them: where tasks wait together, all that wait of their array are one line."""
+def _merge_waiting(rows: list[tuple[Job, str]], *, brackets: bool) -> list[tuple[Job, str]]:
+    """As squeue prints them: where tasks wait together, all that wait of their array are one line.
+
+    ``brackets``: also where each of them waits for itself.
+    """
     merged = []
     for job, job_id in rows:
-        waiting = [one for one, _ in rows if one.array == job.array and one.state == "PENDING"]
-        together = [one for one, text in rows if one in waiting and "[" in text]
-        if job.array is None or job not in waiting or not together or len(waiting) == 1:
-            merged.append((job, job_id))
+        waiting = [(one, text) for one, text in rows if one.array == job.array and one.state == "PENDING"]
+        together = [one for one, text in waiting if "[" in text] or [one for one, _ in waiting if brackets]
+        if job.array is None or job.state != "PENDING" or not together or len(waiting) == 1:
+            is_bare = brackets and job.array is not None and (job.state == "PENDING" or not job.is_split)
+            merged.append((job, f"{job.array}_[{job.task}]" if is_bare and "[" not in job_id else job_id))
         elif job is together[0]:
-            tasks = [task for one, text in rows if one in waiting for task in _tasks_of(one, text)]
-            reasons = dict.fromkeys("JobHeldUser" if one.held else _reason(one) for one in (job, *waiting))
-            merged.append((replace(job, reason=",".join(reasons)), f"{job.array}_[{','.join(_ranges(tasks))}]"))
+            tasks = [task for one, text in waiting for task in _tasks_of(one, text)]
+            others = (one for one, _ in waiting if one is not job)
+            reasons = ["JobHeldUser" if one.held else _reason(one) for one in (job, *others)]
+            reason = ",".join(reasons if brackets else dict.fromkeys(reasons))
+            merged.append((replace(job, reason=reason), f"{job.array}_[{','.join(_ranges(tasks))}]"))
     return merged
 
 

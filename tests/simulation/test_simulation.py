@@ -17,9 +17,9 @@ from slurm import Attempt, Job
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.site import machine
 
-FIXED = {"jobs": 4500, "cases": 9500, "sweeps": 2000, "queue": 3000}
+FIXED = {"jobs": 4500, "cases": 9500, "sweeps": 2000, "queue": 3000, "federation": 1000}
 """Seeds that every run plays, from 0."""
-FRESH = {"jobs": 600, "cases": 100, "sweeps": 200, "queue": 100}
+FRESH = {"jobs": 600, "cases": 100, "sweeps": 200, "queue": 100, "federation": 100}
 """Seeds that the runs of one day play, and none before."""
 TODAY = int(time.time() // 86_400) * 10_000
 PORTION = 100

@@ -251,14 +251,24 @@ def parse_squeue(out: str) -> list[JobRecord]:
 
 
 def _where_they_are(records: Iterable[JobRecord]) -> list[JobRecord]:
-    """One record for each job of a federation; clusters that have revoked the job do not count."""
+    """One record for each job of a federation, of the cluster that runs it, else of its last start.
+
+    Each cluster has it pending until one starts it, which the others show as REVOKED. A requeue may leave the end of an
+    earlier start on one cluster.
+    """
     by_id: dict[str, JobRecord] = {}
     for record in records:
         if record.state is not State.REVOKED:
             known = by_id.get(record.job_id)
-            if known is None or known.state is State.PENDING:  # each cluster has it pending until one starts it
+            if known is None or _recency(record) > _recency(known):
                 by_id[record.job_id] = record
     return list(by_id.values())
+
+
+def _recency(record: JobRecord) -> tuple[bool, bool, float]:
+    """A job that lives, one that has started, the later submission: each counts more than what follows it."""
+    lives = not record.state.ended and record.state is not State.REQUEUED  # the end of a start, in the accounting
+    return lives, record.state is not State.PENDING, record.submitted or 0.0
 
 
 def _queued_job(row: TableRow) -> JobRecord:
@@ -285,8 +295,8 @@ def _queued_job(row: TableRow) -> JobRecord:
 
 
 def parse_sacct(out: str, table: Table = ACCOUNTED) -> list[JobRecord]:
-    """Records of the jobs in ``table``, one row per job (``--allocations``)."""
-    return [_accounted_job(row) for row in table.rows(out)]
+    """Records of the jobs in ``table``, which has one row per job and cluster of a federation (``--allocations``)."""
+    return _where_they_are(_accounted_job(row) for row in table.rows(out))
 
 
 def _accounted_job(row: TableRow) -> JobRecord:

@@ -34,7 +34,7 @@ class Cluster:
     def run(self, arguments: list[str], env: dict[str, str]) -> Result:
         self.queries.append(arguments)
         self.env[arguments[0]] = env
-        if arguments[:5] == ["scontrol", "--all", "--oneliner", "show", "job"]:
+        if arguments[:6] == ["scontrol", "--all", "--oneliner", "--local", "show", "job"]:
             return Result(0, self.job + "\n", "")
         line = " ".join(arguments)
         answer = next((self.answers[known] for known in self.answers if line.startswith(known)), FAILED)
@@ -348,7 +348,7 @@ def test_a_lost_answer_about_the_nodes_that_the_user_excludes_does_not_allow_the
     answered = cluster.run
 
     def run(arguments: list[str], env: dict[str, str]) -> Result:
-        is_question = arguments[:5] == ["scontrol", "--all", "--oneliner", "show", "job"]
+        is_question = arguments[:6] == ["scontrol", "--all", "--oneliner", "--local", "show", "job"]
         return next(answers, answered(arguments, env)) if is_question else answered(arguments, env)
 
     monkeypatch.setattr(cluster, "run", run)

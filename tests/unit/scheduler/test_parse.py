@@ -240,14 +240,54 @@ def test_a_text_without_an_estimate_gives_none() -> None:
         (["RUNNING", "REVOKED"], [State.RUNNING]),
         (["PENDING", "PENDING"], [State.PENDING]),
         (["PENDING", "CONFIGURING"], [State.CONFIGURING]),
+        (["CANCELLED", "PENDING"], [State.PENDING]),  # put back by a requeue
+        (["PENDING", "CANCELLED"], [State.PENDING]),
+        (["NODE_FAIL", "COMPLETED"], [State.COMPLETED]),
         (["REVOKED"], []),
     ],
 )
 def test_a_job_of_a_federation_is_where_it_runs_and_not_where_it_was_revoked(
     states: list[str], expected: list[State]
 ) -> None:
-    middle = ("None", "cpu", "n1", "1", "1764000000", "1764000100", "1:00", "5:00", "/r/job.sh")
-    rows = "".join("\x1f".join(("67108865", "train", state, *middle)) + "\n" for state in states)
+    middle = ("None", "cpu", "n1", "1")
+    submits = range(1764000000, 1764000000 + len(states))
+    rows = "".join(
+        "\x1f".join(("67108865", "train", state, *middle, str(submit), "1764000100", "1:00", "5:00", "/r/job.sh"))
+        + "\n"
+        for submit, state in zip(submits, states, strict=True)
+    )
     assert [record.state for record in parse_squeue(rows)] == expected
-    shown = "".join(f"JobId=67108865 JobName=train UserId=me(1) JobState={state}\n" for state in states)
+    shown = "".join(
+        f"JobId=67108865 JobName=train UserId=me(1) JobState={state} SubmitTime={submit}\n"
+        for submit, state in zip(submits, states, strict=True)
+    )
     assert [record.state for record in parse_scontrol(shown)] == expected
+
+
+@pytest.mark.parametrize("clusters", [("REQUEUED", "TIMEOUT"), ("NODE_FAIL", "TIMEOUT"), ("PREEMPTED", "TIMEOUT")])
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_a_job_that_ran_on_two_clusters_of_a_federation_the_last_start_is_accounted(
+    clusters: tuple[str, str], order: int
+) -> None:
+    rows = [
+        "|".join(
+            (
+                "7",
+                "train",
+                state,
+                "",
+                "cpu",
+                "n1",
+                "1",
+                str(at),
+                str(at + 1),
+                str(at + 9),
+                "8",
+                "sbatch /r/job.sh",
+                "0:0",
+            )
+        )
+        for at, state in zip((1764000000, 1764000100), clusters, strict=True)
+    ]
+    text = "".join(f"{row}\n".replace("|", ACCOUNTED.separator) for row in rows[::order])
+    assert [record.state for record in parse_sacct(text)] == [State.TIMEOUT]
