@@ -89,6 +89,15 @@ def test_a_job_that_starts_on_the_sibling_is_listed_waited_for_changed_and_cance
     assert "CANCELLED" in within("wait", job_id).err
 
 
+def test_a_job_with_retries_that_starts_on_the_sibling_requests_its_next_start(sibling: Callable[[str], str]) -> None:
+    job_id = ok(*SUBMIT, "--retries", "error=1", "sh", "-c", "exit 3").out.split(";")[0].strip()
+    eventually(lambda: "requeued" in ok("show", job_id).out)
+    assert sibling(job_id) == "PENDING"
+    assert listed(job_id) == ["PENDING"]
+    assert "cancelled" in ok("cancel", job_id).out
+    eventually(lambda: listed(job_id) == ["CANCELLED"])
+
+
 def test_a_job_of_sbatch_that_starts_on_the_sibling_is_served_too(sibling: Callable[[str], str]) -> None:
     argv = ["sbatch", "--parsable", "--account=shared", "--wrap=sleep 600"]
     job_id = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split(";")[0].strip()

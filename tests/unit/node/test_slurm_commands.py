@@ -56,6 +56,15 @@ def controller_says(now: int) -> Result:
     return Result(0, f"*****\nsdiag output at Tue Nov 14 22:13:20 2023 ({now})\nData since ...\n", "")
 
 
+def test_a_job_that_runs_on_another_cluster_of_the_federation_is_asked_for_there() -> None:
+    """scontrol's first record of it is that of the cluster where it was submitted: it shows neither state nor limit."""
+    cluster = Cluster()
+    cluster.answers["scontrol --all --oneliner show job"] = Result(0, "JobId=7 JobState=REVOKED Reason=None\n", "")
+    assert cluster.slurm.read_cause() == "running"
+    assert cluster.slurm.read_limit() is not None
+    assert cluster.slurm.start_again([]).decision == "requeued"
+
+
 def test_a_task_of_an_array_is_named_by_its_array_and_index_even_if_its_raw_id_is_the_arrays_own() -> None:
     cluster = Cluster(SLURM_ARRAY_JOB_ID="42", SLURM_ARRAY_TASK_ID="2")
     slurm = cluster.slurm
