@@ -402,7 +402,7 @@ def _check_attempts(life: Life, one: Submission, folder: str, job_id: str) -> No
     if len(set(keys)) != len(keys):
         life.errors.append(f"{folder}: attempts.jsonl has an attempt twice: {keys}")
     is_cancelled = one.is_cancelling or any(job.cancelled_at is not None for job in jobs_of(life, folder))
-    is_cancelled |= any(fault.detail == "TERM" for fault in life.world.injected)  # as scancel sends it
+    is_cancelled |= any(fault.detail in ("TERM", "INT", "HUP") for fault in life.world.injected)  # as by scancel
     state = read_usable(path, lambda: read_state_file(path / STATE))
     if state is not None and state.state == "CANCELLED" and not is_cancelled and not _is_misled(life):
         life.errors.append(f"{folder}: the job recorded that it was cancelled, and nobody did so")
