@@ -250,6 +250,8 @@ def _started_since(entry: Entry, task: str, path: Path, records: list[JobRecord]
     if any(record.restarts is not None and state.restarts > record.restarts for record in own):
         return True
     ends = [record.ended for record in own if record.ended is not None]
+    if state.started is not None and any(state.started < end for end in ends):
+        return False  # it began before that end: its node was given up, and it went on there
     return state.ended is None or not any(abs(state.ended - end) <= CLOCK_TOLERANCE_S for end in ends)
 
 

@@ -227,6 +227,18 @@ def test_a_job_that_has_started_again_since_its_kept_end_is_not_closed(job: Entr
     assert not is_closed(job)
 
 
+def test_the_end_of_a_start_stays_though_that_start_went_on_and_wrote_another_end(job: Entry) -> None:
+    """Slurm gave its node up, and the program completed there: without accounting, the end that was kept is all."""
+    write_state(job, "RUNNING", started=NOW - 3590)
+    assert states(job, Slurm(accounted=[record(State.NODE_FAIL, "scontrol", ended=NOW - 3000)])) == [
+        (State.NODE_FAIL, "scontrol")
+    ]
+    write_state(job, "COMPLETED", exit_code=0, started=NOW - 3590, ended=NOW - 600)
+    kept = (Path(job.run_dir) / "accounting.json").stat()
+    os.utime(Path(job.run_dir) / "state.json", ns=(kept.st_mtime_ns + 10**9, kept.st_mtime_ns + 10**9))
+    assert states(job, Slurm()) == [(State.NODE_FAIL, "scontrol")]
+
+
 @pytest.mark.parametrize("state", [State.RUNNING, State.PENDING])
 def test_a_cancellation_is_noted_for_a_job_that_runs_and_may_request_its_own_requeue(job: Entry, state: State) -> None:
     """Slurm forgets a cancellation that a requeue follows; the start that follows reads the note, and ends."""
