@@ -54,7 +54,10 @@ def _is_closed(folder: Path) -> bool:
 
 
 def _user_dir(variable: str, in_home: str) -> Path:
-    return Path(os.environ.get(variable) or Path.home() / in_home).absolute() / "hpcjobs"
+    """Raises OSError: another user has planted a folder on the way: what is read there runs as this user."""
+    folder = Path(os.environ.get(variable) or Path.home() / in_home).absolute() / "hpcjobs"
+    require_unplanted(folder)
+    return folder
 
 
 def make_own_folder(folder: AnyPath) -> None:

@@ -130,6 +130,7 @@ def list_accounted(
     since: Optional[float] = None,
     until: Optional[float] = None,
     clusters: Optional[str] = None,
+    siblings: bool = False,
     steps: bool = False,
     attempts: bool = False,
 ) -> List[str]:
@@ -138,6 +139,7 @@ def list_accounted(
     Args:
         users: owners of the jobs; None: everybody; empty: the caller.
         since, until: seconds since 1970.
+        siblings: as in `list_queue`.
         steps: with a row for each step of a job.
         attempts: with a row for each start of a requeued job.
     """
@@ -145,6 +147,7 @@ def list_accounted(
     argv += [] if steps else ["--allocations"]
     argv += ["--duplicates"] if attempts else []
     argv += ["--clusters=" + clusters] if clusters else []
+    argv += ["--federation"] if siblings else []
     ids = ",".join(jobs)
     argv += ["--jobs=" + ids] if ids else []
     names = None if users is None else ",".join(users)

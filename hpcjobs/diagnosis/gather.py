@@ -135,7 +135,9 @@ def failed_nodes(account: Account, *, env: dict[str, str], runner: Runner = run)
 def _from_sacct(job_id: str, rows: list[TableRow], is_meant: Callable[[JobRecord], bool]) -> dict[str, Account]:
     """The job, or its tasks or components, by id."""
     of_job = re.compile(re.escape(job_id) + f"(?:{_TASK})?")
-    all_own = ((n, row) for n, row in enumerate(rows) if of_job.fullmatch(row.raw("JobID")))
+    all_own = [(n, row) for n, row in enumerate(rows) if of_job.fullmatch(row.raw("JobID"))]
+    # In a federation the cluster that the job left has a row too, and in any place.
+    all_own = [(n, row) for n, row in all_own if row.state() is not State.REVOKED] or all_own
     last = {row.raw("JobID"): n for n, row in all_own if is_meant(_record(row))}
     return {name: _from_row(name, rows[n], rows[n + 1 :]) for name, n in last.items()}  # the last of several starts
 

@@ -28,6 +28,7 @@ from hpcjobs.scheduler.slurm.estimates import ask_sbatch, count_idle_nodes
 from hpcjobs.scheduler.slurm.parse import Table, read_clock_s, read_count, read_shown, read_time
 from hpcjobs.site.checks import Moment
 from hpcjobs.site.library import find_default_site, load_site
+from hpcjobs.site.machine import cluster_name
 from hpcjobs.site.models import Partition, Site
 from hpcjobs.site.resources import FIELDS, Resources
 from hpcjobs.slurm_commands import cluster_env
@@ -142,7 +143,12 @@ def can_ask(site: Site) -> bool:
         return True
     if shutil.which("sbatch") is None:
         return False
-    return os.path.exists(site.slurm_conf) if site.slurm_conf else site.name == find_default_site()
+    if site.slurm_conf:
+        return os.path.exists(site.slurm_conf)
+    if site.cluster is not None:
+        return site.cluster.lower() == cluster_name(os.environ.get("SLURM_CONF"))
+    default = find_default_site()
+    return default is not None and load_site(default).name == site.name
 
 
 def _on_site(request: JobSpec, site: Site, spec: Sequence[Layer] | Path) -> Iterator[Placement]:

@@ -348,7 +348,10 @@ def default_name(cluster: ClusterFacts) -> str:
     """
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", cluster.config.cluster or "")
     if not is_name(name):
-        raise RequestError("scontrol show config names no ClusterName", hint="use hpcjobs sites init NAME")
+        raise RequestError(
+            f"ClusterName of scontrol show config is {cluster.config.cluster!r}, which cannot be the name of a site",
+            hint="use hpcjobs sites init NAME",
+        )
     return name
 
 

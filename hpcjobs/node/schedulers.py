@@ -189,7 +189,7 @@ _STATES = {
 }
 _FAILURES = ("NonZeroExitCode", "JobLaunchFailure", "RaisedSignal", "OutOfMemory")
 """Reasons of a job whose batch script ended or was killed, by version of Slurm; a cancelled job has none of them."""
-_UNFINISHED = ("RUNNING", "PENDING", "COMPLETING", "REQUEUED", "")
+_UNFINISHED = ("RUNNING", "PENDING", "COMPLETING", "REQUEUED", "REVOKED", "")
 _PATIENCE_S = 300.0
 """Commands are repeated for this time while a controller restarts."""
 _RETRY_S = 5.0

@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from hpcjobs import guards
-from hpcjobs.errors import RequestError, UnknownJobError, nearest
+from hpcjobs.errors import RequestError, SchedulerDownError, SchedulerError, UnknownJobError, nearest
 from hpcjobs.guards import Amounts
 from hpcjobs.job.limits import check_change
 from hpcjobs.job.models import Job
@@ -145,15 +145,33 @@ def control(verb: Verb, entries: Iterable[Entry], *, connect: Connect = connect)
     ids: list[str] = []
     for scheduler, known in _by_cluster(entries, verb, connect):
         chosen = [job_id for job in known for job_id in job.ids()]
-        with ExitStack() as counted:
-            if verb == "requeue":
-                guards.refuse_change(verb)
-                for job in known:
-                    counted.enter_context(guards.count(job.entry.name or job.entry.job_id, _most_of_requeue(job)))
-                _remove_notes(control for job in known for control in _control_dirs(job, job.records))
-            {"hold": scheduler.hold, "release": scheduler.release, "requeue": scheduler.requeue}[verb](chosen)
+        if verb == "requeue":
+            _requeue(scheduler, known, chosen)
+        else:
+            {"hold": scheduler.hold, "release": scheduler.release}[verb](chosen)
         ids += chosen
     return ids
+
+
+def _requeue(scheduler: Scheduler, known: list[Known], chosen: list[str]) -> None:
+    guards.refuse_change("requeue")
+    with ExitStack() as counted:
+        for job in known:
+            counted.enter_context(guards.count(job.entry.name or job.entry.job_id, _most_of_requeue(job)))
+        noted = {control: control.cancelled_at for job in known for control in _control_dirs(job, job.records)}
+        _remove_notes(noted)
+        try:
+            scheduler.requeue(chosen)
+        except SchedulerDownError:
+            raise  # it may be requeued
+        except SchedulerError as error:
+            # Of several tasks or jobs, Slurm may have requeued some.
+            if len(noted) == 1 or (len(chosen) == 1 and "invalid job id" in error.message.lower()):
+                for control, cancelled_at in noted.items():
+                    if cancelled_at is not None:
+                        with suppress(OSError):
+                            control.write_cancelled(cancelled_at)
+            raise
 
 
 def update(entry: Entry, settings: Sequence[str], *, connect: Connect = connect) -> list[str]:

@@ -374,6 +374,8 @@ def _correct(entry: Entry, record: JobRecord) -> JobRecord:
         return record
     if own.ended is None or record.ended is None or own.ended + CLOCK_TOLERANCE_S > record.ended:
         return record
+    if record.started is not None and own.ended < record.started:
+        return record  # the end of an earlier start
     reason = "Slurm has TIMEOUT: it did not hear of the end"
     return msgspec.structs.replace(own, source=record.source, partition=record.partition, reason=reason)
 

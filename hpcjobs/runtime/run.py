@@ -208,8 +208,8 @@ class Run:
     def leave(self) -> NoReturn:
         """End the program with code 85, once the saved state is on disk: the job is started again, and resumes there.
 
-        Raises SystemExit: always, unless. StorageFault: the last checkpoint, metrics or summary cannot be written; exit
-        code 20. LossNotFinite: the last state has NaN; exit code 13.
+        Raises SystemExit: always. StorageFault: the last checkpoint, metrics or summary cannot be written; exit code
+        20. LossNotFinite: the last state has NaN; exit code 13.
         """
         self._finish_saving()
         with self._needing_storage():

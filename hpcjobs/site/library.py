@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -194,6 +195,11 @@ def default_site() -> str:
         return name
     cluster = cluster_name(os.environ.get("SLURM_CONF"))
     where = f"the Slurm cluster {cluster}" if cluster else "a Slurm cluster"
+    if paths := _sites_of_this_machine():
+        raise ConfigError(
+            f"this machine belongs to {where}, and several site files are for it: {', '.join(paths)}",
+            hint=f"use --site NAME, or write `site: NAME` to {config_dir() / 'config.yaml'}",
+        )
     raise ConfigError(
         f"this machine belongs to {where}, and no site is named",
         hint="`hpcjobs sites init` writes a site file for this cluster. Where there is one, do one of these:\n"
@@ -247,21 +253,40 @@ def find_default_site() -> str | None:
     if config.is_file() and (name := read_yaml(config, UserConfig).site):
         return _existing(name, str(config))
     if not slurm_is_here():
+        _refuse_silent_cluster()
         return "local"
-    known = list_sites()
     sandbox = current_sandbox() if os.environ.get("SLURM_CONF") else None
-    if sandbox is not None and sandbox.site in {entry.name for entry in known}:
+    if sandbox is not None and sandbox.site in {entry.name for entry in list_sites()}:
         return sandbox.site
-    entries = [entry for entry in known if not entry.shadowed and entry.layer not in SHIPPED]
-    readable = [(entry, site) for entry in entries if (site := _read_candidate(entry)) is not None]
-    sites = [(entry, site) for entry, site in readable if site.scheduler == "slurm"]
+    candidates = _sites_of_this_machine()
+    return candidates[0] if len(candidates) == 1 else None
+
+
+def _sites_of_this_machine() -> list[str]:
+    """Paths of the site files, of one layer, that have this machine's `cluster`; else of those without a `cluster`."""
+    sites = _cluster_sites()
     here = cluster_name(os.environ.get("SLURM_CONF")) if any(site.cluster for _, site in sites) else None
     matching = [entry for entry, site in sites if site.cluster is not None and site.cluster.lower() == here]
     candidates = matching or [entry for entry, site in sites if site.cluster is None]
-    for layer in _PREFERENCE:
-        if of_layer := [str(entry.path) for entry in candidates if entry.layer == layer]:
-            return of_layer[0] if len(of_layer) == 1 else None
-    return None
+    by_layer = ([str(entry.path) for entry in candidates if entry.layer == layer] for layer in _PREFERENCE)
+    return next(filter(None, by_layer), [])
+
+
+def _cluster_sites() -> list[tuple[SiteEntry, Site]]:
+    entries = [entry for entry in list_sites() if not entry.shadowed and entry.layer not in SHIPPED]
+    readable = [(entry, site) for entry in entries if (site := _read_candidate(entry)) is not None]
+    return [(entry, site) for entry, site in readable if site.scheduler == "slurm"]
+
+
+def _refuse_silent_cluster() -> None:
+    """Jobs of a login node whose Slurm finds no controller just now would run on the login node itself."""
+    if shutil.which("sbatch") is None:
+        return
+    if paths := [str(entry.path) for entry, _ in _cluster_sites() if entry.layer != "project"]:
+        raise ConfigError(
+            f"Slurm's commands are installed here and find no cluster now, and {paths[0]} is a cluster's site",
+            hint="`scontrol ping` tries again; --site local runs jobs on this machine itself",
+        )
 
 
 def _read_candidate(entry: SiteEntry) -> Site | None:

@@ -35,9 +35,9 @@ def slurm_is_here() -> bool:
 
 @functools.cache
 def _has_configuration(conf: str | None) -> bool:
-    """Whether a file exists, or a Slurm command: the configuration may come from the controller (configless)."""
+    """Whether a file exists or is named, or Slurm answers: a controller may give the configuration (configless)."""
     if conf:
-        return os.path.exists(conf)
+        return True
     if any(map(os.path.exists, _CONFIGURATIONS)):
         return True
     try:
@@ -50,7 +50,7 @@ def _has_configuration(conf: str | None) -> bool:
 _CACHE_S = 86_400.0
 EVERY_CLUSTER = "all"
 """Slurm's name for all clusters."""
-_CLUSTER_NAME = re.compile(r"^\s*ClusterName\s*=\s*(\S+)", re.IGNORECASE | re.MULTILINE)
+_CLUSTER_NAME = re.compile(r"""^\s*ClusterName\s*=\s*["']?([^\s"'#]+)""", re.IGNORECASE | re.MULTILINE)
 
 
 def named_clusters() -> frozenset[str]:
@@ -129,6 +129,8 @@ def current_sandbox() -> Rehearsal | None:
     """The sandbox that is up on this machine, if there is one and SLURM_CONF does not name another."""
     record = sandbox_root() / RECORD
     try:
+        if os.stat(record).st_uid not in (0, os.getuid()):
+            return None  # another user's, whose slurm.conf names plugins
         text = record.read_bytes()
     except OSError:
         return None

@@ -25,7 +25,7 @@ from hpcjobs.processes.programs import Runner, own_command, run
 from hpcjobs.run import folder as run_folder
 from hpcjobs.run.folder import code_state
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import current_id
+from hpcjobs.run.job_files import current_id, read_submitted
 from hpcjobs.run.status import is_queued
 from hpcjobs.run.submission import plan_in
 from hpcjobs.run.submit import hand_over
@@ -37,6 +37,8 @@ from hpcjobs.sweeps.cells import Cell, Program, make_program, shell_line
 from hpcjobs.sweeps.folder import NOBODY, Chunk, Definition, SweepFolder
 from hpcjobs.units import count_tasks
 
+_TAILS = "next-*"
+"""Run folders of the jobs that submit the rest."""
 _LOCAL_TASKS = 10_000
 _SLOTS_WORTH_SPLITTING = 8
 """With this many slots per chunk or more, chunks side by side idle less than one chunk after another."""
@@ -80,7 +82,7 @@ def parse_config(text: str, *, jobs: int | None = None) -> Limits:
     Raises RequestError: the cluster has no job arrays.
     """
     settings = dict(re.findall(r"^(\w+)\s*= (.*)$", text, re.MULTILINE))
-    tasks = int(settings.get("MaxArraySize", "1001"))
+    tasks = int(settings.get("MaxArraySize") or "1001")
     if tasks < 1:
         raise RequestError(
             f"this cluster has no job arrays, which sweeps and scaling studies need: MaxArraySize is {tasks}"
@@ -309,7 +311,8 @@ def cancel(folder: SweepFolder) -> list[str]:
         entries = [folder.entry(chunk) or adopt_chunk(folder, chunk, scheduler) for chunk in folder.chunks()]
         for chunk in _unsubmitted_chunks(folder):
             folder.give_up(chunk)
-        ids = [entry.job_id for entry in [*entries, folder.tail()] if entry is not None and is_queued(entry, queue)]
+        tails = map(read_submitted, sorted(folder.path.glob(_TAILS)))  # also one that is held, and has a successor
+        ids = [entry.job_id for entry in [*entries, *tails] if entry is not None and is_queued(entry, queue)]
         scheduler.cancel(ids)
         return ids
 
@@ -459,7 +462,7 @@ def _submit_tail(folder: SweepFolder, definition: Definition, scheduler: JobQueu
     waiting = [record for record in without_held(scheduler.queue()) if record.state is State.PENDING]
     if tail is not None and this_job not in (tail.job_id, current_id(tail)) and is_queued(tail, waiting):
         return
-    number = sum(1 for _ in folder.path.glob("next-*")) + 1
+    number = sum(1 for _ in folder.path.glob(_TAILS)) + 1
     alive = after or _queued_arrays(folder, scheduler)
     begin = None if alive else _LATER
     plan = tail_plan(folder, definition, folder.path / f"next-{number:03d}", begin=begin)

@@ -355,6 +355,11 @@ def sweep(
 
 
 def of_definition(definition: Definition) -> Sweep:
-    """The sweep of that name below the site's run_root."""
+    """The sweep of that name below the site's run_root. Raises RequestError: its name leads elsewhere."""
+    if "/" in definition.name:
+        raise RequestError(
+            f"sweep {definition.name!r}: the name is a part of its folder's, and cannot have a slash",
+            hint="--run-root FOLDER says where the folder is made",
+        )
     folder = open_folder(Path(definition.job.run_root) / folder_name(definition.name))
     return Sweep(folder, definition)

@@ -205,7 +205,8 @@ def _steps(world: World, work: Work, attempt: Attempt, control: str) -> int:
     save()
     put(world, f"{control}/completed", "")
     leave(0)
-    work.completed.append((attempt.job.id, world.now))
+    if run.first_step < work.steps:
+        work.completed.append((attempt.job.id, world.now))
     return 0
 
 

@@ -463,7 +463,7 @@ def check_states(life: Life) -> None:
                 is_lost |= by_note and final is not None and any(final[0] <= back <= when for back in requeued)
                 # It started while squeue answered.
                 is_lost |= final is not None and any(
-                    0 <= when - one.started < SLOW_S for job in jobs for one in job.attempts
+                    final[0] <= one.started <= when < one.started + SLOW_S for job in jobs for one in job.attempts
                 )
                 if final is not None and state == "UNKNOWN" and not is_lost:
                     life.errors.append(f"{run_dir}: job {job_id} was {final[1]}, and {who} calls it {state}")
@@ -485,6 +485,12 @@ def check_states(life: Life) -> None:
         if submission is None or not rows:
             continue
         _check_last(life, run_dir, job_id, sorted(rows)[-1])
+
+
+def _started_meanwhile(life: Life, job: Job, cancelled: float) -> bool:
+    """It waited when its cancellation asked for it, and started before that was carried out: no note was left."""
+    began = cancelled - 2 * SLOW_S
+    return life.settings.accounting == "absent" and any(began < one.started < cancelled for one in job.attempts)
 
 
 def _accounting_answers(life: Life) -> bool:
@@ -510,6 +516,7 @@ def _check_last(life: Life, run_dir: str, job_id: str, last: tuple[float, str, s
         and one.cancelled is not None
         and life.settings.accounting != "lossy"
         and not any(when > one.cancelled for when in one.requeued)  # which undoes the note of the cancellation
+        and not _started_meanwhile(life, truth, one.cancelled)
         and _is_undisturbed(life)
         and not _is_misled(life, "cancel")
     ):
@@ -517,7 +524,7 @@ def _check_last(life: Life, run_dir: str, job_id: str, last: tuple[float, str, s
     if truth.state == "LOST":
         if when < life.slurm.back_at:
             return  # it was not lost yet
-        ends = {"NODE_FAIL", "PREEMPTED", *(ended for _, ended in truth.ends)}
+        ends = {*(attempt.end_state for attempt in truth.attempts), *(ended for _, ended in truth.ends)}
         if source == "sacct" and state in ends:
             return  # the end of a start before the one that was lost
         # An accounting without commands shows a name and a submit time, and both fit the job that got the id, too.

@@ -35,6 +35,7 @@ _RESERVATION = "`scontrol show reservation` lists the reservations, with their u
 _LIMITS = "`sacctmgr show qos` and `sacctmgr show associations user=$USER` list the limits"
 
 HINTS: tuple[tuple[str, str], ...] = (
+    (": no error", "the tasks with 'No error' were changed, the others were not"),
     # Who asks.
     ("invalid account", f"name an account that the partition and your user have: -A ACCOUNT; {_ACCOUNT}"),
     ("invalid qos", f"name a QOS that the account and the partition allow: -q QOS; {_ACCOUNT}"),
@@ -282,7 +283,7 @@ class SlurmScheduler:
         script = plan.command[-1]
         stored = slurm_commands.fold_stored(script)
         since = os.stat(script).st_mtime - _CLOCKS_DIFFER_S
-        question = slurm_commands.list_accounted(*SUBMISSIONS, users=[user_name()], since=since)
+        question = slurm_commands.list_accounted(*SUBMISSIONS, users=[user_name()], since=since, siblings=True)
         try:
             out = self._ask(question).out
         except SchedulerDownError:
@@ -299,7 +300,7 @@ class SlurmScheduler:
     def _read_queue(self, *states: str) -> list[JobRecord]:
         """My jobs in these states; without a state, those that have not ended."""
         command = slurm_commands.list_queue(*QUEUED, mine=True, states=states, siblings=True)
-        return parse_squeue(self._ask(command).out)
+        return parse_squeue(self._ask(command).out, lists_ended=bool(states))
 
     def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
         """Records of ended jobs from sacct, or from scontrol if sacct is missing or does not answer.
@@ -349,12 +350,16 @@ class SlurmScheduler:
         """One sacct, or two of a Slurm that does not know a column."""
         try:
             table = ACCOUNTED
-            out = self._ask(slurm_commands.list_accounted(*table, users=users, jobs=jobs, since=since)).out
+            out = self._ask(
+                slurm_commands.list_accounted(*table, users=users, jobs=jobs, since=since, siblings=True)
+            ).out
         except SchedulerError as error:
             if "SubmitLine" not in error.message:
                 raise
             table = ACCOUNTED_BEFORE_20_11
-            out = self._ask(slurm_commands.list_accounted(*table, users=users, jobs=jobs, since=since)).out
+            out = self._ask(
+                slurm_commands.list_accounted(*table, users=users, jobs=jobs, since=since, siblings=True)
+            ).out
         return parse_sacct(out, table)
 
     def forget(self, job_ids: Iterable[str]) -> None:

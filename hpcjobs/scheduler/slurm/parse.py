@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from hpcjobs.scheduler.base import JobRecord, State
 
 NOTHING: Final = frozenset(("", "Unknown", "None", "NONE", "N/A", "None assigned", "(null)"))
@@ -245,9 +247,23 @@ def parse_submitted(out: str) -> tuple[str, str | None] | None:
     return (lines[-1][0], lines[-1][1].strip() or None) if lines else None
 
 
-def parse_squeue(out: str) -> list[JobRecord]:
-    """Records of the jobs in the table `QUEUED`."""
-    return _where_they_are(_queued_job(row) for row in QUEUED.rows(out))
+def parse_squeue(out: str, *, lists_ended: bool = False) -> list[JobRecord]:
+    """Records of the jobs in the table `QUEUED`.
+
+    ``lists_ended``: of a squeue that was asked for them. Another lists a job as REVOKED while another cluster of the
+    federation has it; without a row of that cluster, which then did not answer, the job counts as running.
+    """
+    records = [_queued_job(row) for row in QUEUED.rows(out)]
+    found = _where_they_are(records)
+    if lists_ended:
+        return found
+    there = {_REVOKED_ID, *(record.job_id for record in found)}
+    return [*found, *(replace(r, state=State.RUNNING, reason=_SILENT) for r in records if r.job_id not in there)]
+
+
+_REVOKED_ID = "4294967294"
+"""Slurm's NO_VAL, of a job of a federation that is another cluster's by now."""
+_SILENT = "its cluster of the federation does not answer"
 
 
 def _where_they_are(records: Iterable[JobRecord]) -> list[JobRecord]:
@@ -267,8 +283,7 @@ def _where_they_are(records: Iterable[JobRecord]) -> list[JobRecord]:
 
 def _recency(record: JobRecord) -> tuple[bool, bool, float]:
     """A job that lives, one that has started, the later submission: each counts more than what follows it."""
-    lives = not record.state.ended and record.state is not State.REQUEUED  # the end of a start, in the accounting
-    return lives, record.state is not State.PENDING, record.submitted or 0.0
+    return not record.state.ended, record.state is not State.PENDING, record.submitted or 0.0
 
 
 def _queued_job(row: TableRow) -> JobRecord:
@@ -296,7 +311,24 @@ def _queued_job(row: TableRow) -> JobRecord:
 
 def parse_sacct(out: str, table: Table = ACCOUNTED) -> list[JobRecord]:
     """Records of the jobs in ``table``, which has one row per job and cluster of a federation (``--allocations``)."""
-    return _where_they_are(_accounted_job(row) for row in table.rows(out))
+    return _without_earlier_starts([_accounted_job(row) for row in table.rows(out)])
+
+
+def _without_earlier_starts(records: list[JobRecord]) -> list[JobRecord]:
+    """Drop starts of a job that precede one which has ended: in a federation each cluster shows its last one.
+
+    Two clusters that are no federation have jobs of one id, which differ in their script, or in their name.
+    """
+    last: dict[tuple[str, str | None, str | None], float] = {}
+    for record in records:
+        if record.state.ended and record.state is not State.REVOKED:
+            key = record.job_id, record.name, record.command
+            last[key] = max(last.get(key, 0.0), record.submitted or 0.0)
+    return [
+        record
+        for record in records
+        if (record.submitted or 0.0) >= last.get((record.job_id, record.name, record.command), 0.0)
+    ]
 
 
 def _accounted_job(row: TableRow) -> JobRecord:

@@ -321,13 +321,13 @@ CHECKED = {
     "run/steps.py": {"allocate", "attach", "start_foreign_sampler", "_start"},
     "sweeps/executor.py": {"_internal_process_submissions"},
     "run/archive.py": {"remove"},
-    "run/control.py": {"control"},  # before it removes notes
+    "run/control.py": {"_requeue"},  # before it removes notes
     "cloud/lifecycle.py": {"up", "down"},
 }
 """Functions that change jobs, records or machines: each refuses to in a read-only environment."""
 COUNTED = {
     "scheduler.submit": {"run/submit.py:hand_over"},
-    "scheduler.requeue": {"run/control.py:control"},
+    "scheduler.requeue": {"run/control.py:_requeue"},
     "scheduler.update": {"run/control.py:update"},
 }
 """Verbs of a scheduler that use a budget -> the one function that calls each, inside ``guards.count``."""

@@ -56,6 +56,12 @@ def controller_says(now: int) -> Result:
     return Result(0, f"*****\nsdiag output at Tue Nov 14 22:13:20 2023 ({now})\nData since ...\n", "")
 
 
+def test_the_row_of_the_cluster_that_a_job_left_is_no_cause_of_an_earlier_end() -> None:
+    cluster = Cluster()
+    cluster.answers["sacct"] = Result(0, "NODE_FAIL\nREVOKED\n", "")
+    assert cluster.slurm.read_earlier_cause("7") == "node"
+
+
 def test_a_job_that_runs_on_another_cluster_of_the_federation_is_asked_for_there() -> None:
     """scontrol's first record of it is that of the cluster where it was submitted: it shows neither state nor limit."""
     cluster = Cluster()

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from hpcjobs.errors import RequestError, SchedulerDownError
+from hpcjobs.errors import RequestError, SchedulerDownError, SchedulerError
 from hpcjobs.files import user_name
 from hpcjobs.job.models import Plan
 from hpcjobs.run import index
-from hpcjobs.run.control import cancel
+from hpcjobs.run.control import cancel, control
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import FINAL_AFTER_S, is_closed, read_accounting
 from hpcjobs.run.listing import listing
@@ -237,6 +237,32 @@ def test_the_end_of_a_start_stays_though_that_start_went_on_and_wrote_another_en
     kept = (Path(job.run_dir) / "accounting.json").stat()
     os.utime(Path(job.run_dir) / "state.json", ns=(kept.st_mtime_ns + 10**9, kept.st_mtime_ns + 10**9))
     assert states(job, Slurm()) == [(State.NODE_FAIL, "scontrol")]
+
+
+def test_the_end_of_an_earlier_start_does_not_correct_a_time_limit(job: Entry) -> None:
+    write_state(job, "FAILED", started=NOW - 3000, ended=NOW - 2980, exit_code=3)
+    again = {"submitted": NOW - 2974, "started": NOW - 2854, "command": f"{job.run_dir}/job.sh"}
+    met_its_limit = record(State.TIMEOUT, "sacct", ended=NOW - 1054, **again)
+    assert states(job, Slurm(accounted=[met_its_limit])) == [(State.TIMEOUT, "sacct")]
+
+
+def test_a_refused_requeue_leaves_a_cancelled_job_cancelled(job: Entry) -> None:
+    class Forgetful(Slurm):
+        def hold(self, job_ids: Iterable[str]) -> None: ...
+
+        release = hold
+
+        def requeue(self, job_ids: Iterable[str]) -> None:
+            raise SchedulerError("scontrol refused (exit code 1): Invalid job id specified for job 7")
+
+    job = replace(job, user=user_name())
+    (Path(job.run_dir) / "control").mkdir()
+    write_state(job, "RUNNING", started=NOW - 600)
+    alive = Slurm([record(State.RUNNING, command=f"{job.run_dir}/job.sh")])
+    assert cancel([job], connect=alive.connect).cancelled == ["7"]
+    with pytest.raises(SchedulerError, match="Invalid job id"):
+        control("requeue", [job], connect=Forgetful().connect)
+    assert states(job, Slurm()) == [(State.CANCELLED, "nobody")]
 
 
 @pytest.mark.parametrize("state", [State.RUNNING, State.PENDING])

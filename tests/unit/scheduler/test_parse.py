@@ -256,7 +256,9 @@ def test_a_job_of_a_federation_is_where_it_runs_and_not_where_it_was_revoked(
         + "\n"
         for submit, state in zip(submits, states, strict=True)
     )
-    assert [record.state for record in parse_squeue(rows)] == expected
+    assert [record.state for record in parse_squeue(rows, lists_ended=True)] == expected
+    alone = [State.RUNNING]  # the cluster that has it does not answer
+    assert [record.state for record in parse_squeue(rows)] == (expected or alone)
     shown = "".join(
         f"JobId=67108865 JobName=train UserId=me(1) JobState={state} SubmitTime={submit}\n"
         for submit, state in zip(submits, states, strict=True)
@@ -291,3 +293,18 @@ def test_of_a_job_that_ran_on_two_clusters_of_a_federation_the_last_start_is_acc
     ]
     text = "".join(f"{row}\n".replace("|", ACCOUNTED.separator) for row in rows[::order])
     assert [record.state for record in parse_sacct(text)] == [State.TIMEOUT]
+
+
+def test_the_accounting_of_two_clusters_has_both_jobs_of_one_id_and_a_late_row_hides_no_end() -> None:
+    form = "7|{}|{}||cpu|n1|1|{}|1764000001|1764000009|8|sbatch {}|0:0"
+    others = [
+        form.format("train", "COMPLETED", 1764000000, "/a/job.sh"),
+        form.format("train", "FAILED", 1764000500, "/b/job.sh"),
+    ]
+    late = [
+        form.format("x", "COMPLETED", 1764000000, "/a/job.sh"),
+        form.format("x", "PENDING", 1764000003, "/a/job.sh"),
+    ]
+    for rows, expected in ((others, ["COMPLETED", "FAILED"]), (late, ["COMPLETED", "PENDING"])):
+        text = "".join(f"{row}\n".replace("|", ACCOUNTED.separator) for row in rows)
+        assert [record.state.value for record in parse_sacct(text)] == expected

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commandline import Answer, within
+from commandline import Answer, ok, within
 from stub_slurm import StubSlurm, install
 
 SITE = {
@@ -165,6 +165,29 @@ def test_a_sweep_goes_on_beside_a_held_job_that_would_submit_the_rest(
     assert within("sweep", "resume", "s").code == 0
     assert len(stub.queue()) == 4, "the other job, the held one, an array, and the job after it"
     assert Path("runs/sweep-s/next-002").exists()
+
+
+def test_cancel_ends_also_a_held_job_that_has_a_successor(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = install(monkeypatch, here / "stubs", limit=8)
+    begun = sweep(20).json
+    squeue = here / "stubs" / "squeue"
+    squeue.write_text(squeue.read_text().replace("PENDING None", "PENDING JobHeldUser"))
+    for array in begun["arrays"]:
+        stub.end(array)
+    assert within("sweep", "resume", "s").code == 0
+    queued = stub.queue()
+    assert len([*Path("runs/sweep-s").glob("next-*")]) == 2
+    assert set(ok("sweep", "cancel", "s", "--json").json["cancelled"]) >= set(queued)
+
+
+def test_a_node_with_held_in_its_name_holds_no_job(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, here / "stubs", limit=6)
+    sweep(10)
+    before = status()
+    squeue = here / "stubs" / "squeue"
+    reason = "PENDING ReqNodeNotAvail,UnavailableNodes:sheldon1"
+    squeue.write_text(squeue.read_text().replace("PENDING None", reason))
+    assert status() == before
 
 
 def test_cells_whose_submitting_job_was_cancelled_are_missing_and_resume_submits_them(
