@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -70,6 +71,26 @@ def test_no_run_folder_is_made_through_a_link_that_another_user_made_there(
     refused(within("submit", *LOCAL, "true"), shared / "runs")
     refused(within("sweep", "run", *LOCAL, "--set", "lr=1,2", "true"), shared / "runs")
     assert not there or os.listdir(mine) == []
+
+
+@pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"])
+def test_no_cache_setting_or_record_is_read_below_a_folder_that_another_user_made_there_beforehand(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    """Compiled templates and read site files are kept there: who can replace them runs code."""
+    plant(shared / "you", Path.mkdir)
+    monkeypatch.setenv(variable, str(shared / "you"))
+    refused(within("submit", *LOCAL, "true"), shared / "you")
+    assert os.listdir(shared / "you") == []
+
+
+def test_the_sandbox_of_another_user_plays_no_site(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(shared / "sandbox", Path.mkdir)
+    record = {"site": "tu-hpc", "slurm_conf": "/evil/slurm.conf", "controller_pid": os.getpid()}
+    plant(shared / "sandbox" / "sandbox.json", lambda path: path.write_text(json.dumps(record)))
+    monkeypatch.setenv("HPCJOBS_SANDBOX_ROOT", str(shared / "sandbox"))
+    answer = within("submit", "--site", "tu-hpc", "--dry-run", "-t", "1h", "true")
+    assert "rehearsal" not in answer.out + answer.err
 
 
 def test_the_folder_of_a_group_is_used_whoever_made_it(shared: Path) -> None:

@@ -9,8 +9,11 @@ import pytest
 from hpcjobs import load_site
 from hpcjobs.data import data_folder
 from hpcjobs.errors import ConfigError, HpcJobsWarning
+from hpcjobs.files import config_dir
 from hpcjobs.job.models import JobSpec
+from hpcjobs.site import machine
 from hpcjobs.site.library import default_site, find_default_site
+from hpcjobs.site.machine import cluster_name
 from hpcjobs.site.search import list_sites
 from hpcjobs.site.yaml_file import read_yaml
 
@@ -143,6 +146,66 @@ def test_the_site_of_this_cluster_is_chosen_from_the_centres_files(
     site_file(SMALLEST + "cluster: small\n", "a", str(tmp_path / "centre"))
     path = site_file(SMALLEST + "cluster: big\n", "b", str(tmp_path / "centre"))
     assert find_default_site() == str(path)
+
+
+@pytest.mark.parametrize("line", ['clustername="big"', "ClusterName=big# the large one", " ClusterName = BIG"])
+def test_the_name_of_this_cluster_is_read_as_slurm_reads_it(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    (tmp_path / "slurm.conf").write_text(f"{line}\n")
+    assert cluster_name(str(tmp_path / "slurm.conf")) == "big"
+
+
+@pytest.fixture
+def silent(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A login node whose Slurm commands find no controller."""
+    text = "#!/bin/sh\necho 'fatal: Could not establish a configuration source' >&2; exit 1\n"
+    for name in ("sbatch", "scontrol"):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(machine, "_CONFIGURATIONS", ())
+    machine._has_configuration.cache_clear()
+
+
+@pytest.mark.usefixtures("silent")
+def test_no_job_runs_on_a_login_node_because_its_slurm_is_silent() -> None:
+    assert default_site() == "local"
+    path = site_file(SMALLEST, "big", str(config_dir() / "site_configs"))
+    with pytest.raises(ConfigError, match=f"find no cluster now, and {path} is a cluster's site\n.*--site local"):
+        default_site()
+
+
+def test_a_slurm_conf_that_is_not_there_is_no_reason_to_run_on_this_machine(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sbatch").write_text("#!/bin/sh\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "gone.conf"))
+    path = site_file(SMALLEST, "big", str(config_dir() / "site_configs"))
+    assert find_default_site() == str(path)
+
+
+def test_several_site_files_of_one_cluster_are_named(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("ClusterName=big\n")
+    (tmp_path / "sbatch").write_text("#!/bin/sh\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("SLURM_CONF", str(conf))
+    paths = [site_file(SMALLEST + "cluster: big\n", name, str(config_dir() / "site_configs")) for name in "ab"]
+    with pytest.raises(ConfigError, match=f"several site files are for it: {paths[0]}, {paths[1]}\n.*--site NAME"):
+        default_site()
+
+
+@pytest.mark.parametrize("key", ["no", "123"])
+def test_a_key_that_is_no_text_to_yaml_is_named_with_its_line(here: Path, key: str) -> None:
+    site_file(f"partitions:\n  {key}: {{nodes: 1, node: {{cpus: 4}}}}\n", "odd", "x")
+    with pytest.raises(ConfigError, match=rf"odd.yaml:2: .*key '{key}' is no text to YAML .*write it in quotes"):
+        load_site("x/odd.yaml")
 
 
 def test_a_site_file_can_be_named_by_its_path(here: Path) -> None:

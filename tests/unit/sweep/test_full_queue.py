@@ -180,6 +180,13 @@ def test_cancel_ends_also_a_held_job_that_has_a_successor(here: Path, monkeypatc
     assert set(ok("sweep", "cancel", "s", "--json").json["cancelled"]) >= set(queued)
 
 
+def test_a_name_with_a_slash_is_refused_before_a_folder_is_made(here: Path) -> None:
+    answer = within("sweep", "run", "--site", "local", "--name", "/../../evil", "--set", "i=1,2", "true")
+    assert answer.code == 5
+    assert "sweep '/../../evil': the name is a part of its folder's, and cannot have a slash" in answer.err
+    assert not Path("runs").exists()
+
+
 def test_a_node_with_held_in_its_name_holds_no_job(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, here / "stubs", limit=6)
     sweep(10)
