@@ -76,12 +76,15 @@ def cancel(entries: Iterable[Entry], *, only: Collection[State] = (), connect: C
 
 
 def _note_cancelled(jobs: Iterable[Known], only: Collection[State]) -> list[ControlDir]:
-    """Note for jobs that run that they are cancelled: each may request its own requeue just now."""
+    """Note for jobs that have begun that they are cancelled: each may request its own requeue just now.
+
+    One that waits for another start writes no end: without accounting this note is all that is known soon.
+    """
     noted = []
     for job in jobs:
-        running = (r for r in job.records if not r.state.ended and r.state is not State.PENDING)
-        for control in _control_dirs(job, [record for record in running if not only or record.state in only]):
-            with suppress(OSError):  # a job without retries has no such folder
+        alive = (record for record in job.records if not record.state.ended)
+        for control in _control_dirs(job, [record for record in alive if not only or record.state in only]):
+            with suppress(OSError):  # a job without retries, or one that has not begun, has no such folder
                 control.write_cancelled(time.time())
                 noted.append(control)
     return noted

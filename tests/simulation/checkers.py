@@ -222,7 +222,10 @@ def check_cancelled(life: Life, one: Submission) -> None:
     if one.cancelled is None or life.has_forgotten:
         return
     for folder in folders_of(life, one):
-        for job in jobs_of(life, folder):
+        jobs = jobs_of(life, folder)
+        if jobs and min(job.first_submit for job in jobs) > one.cancelled:
+            continue  # a rerun, which a job of its own may continue
+        for job in jobs:
             if job.first_submit > one.cancelled and "--dependency=afterany" not in job.submit_line:
                 continue
             if any(when > one.cancelled for when in one.requeued):

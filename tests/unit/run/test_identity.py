@@ -266,13 +266,31 @@ def test_a_refused_requeue_leaves_a_cancelled_job_cancelled(job: Entry) -> None:
 
 
 @pytest.mark.parametrize("state", [State.RUNNING, State.PENDING])
-def test_a_cancellation_is_noted_for_a_job_that_runs_and_may_request_its_own_requeue(job: Entry, state: State) -> None:
+def test_a_cancellation_is_noted_for_a_job_that_has_begun_and_may_request_its_own_requeue(
+    job: Entry, state: State
+) -> None:
     """Slurm forgets a cancellation that a requeue follows; the start that follows reads the note, and ends."""
     job, folder = replace(job, user=user_name()), Path(job.run_dir) / "control"
     folder.mkdir()
     alive = Slurm([record(state, command=f"{job.run_dir}/job.sh")])
     assert cancel([job], connect=alive.connect).cancelled == ["7"]
-    assert (folder / "cancelled").exists() == (state is State.RUNNING)  # one that waits is gone at once
+    assert (folder / "cancelled").exists()
+
+
+def test_a_requeued_job_that_was_cancelled_while_it_waited_is_cancelled_once_slurm_has_forgotten_it(job: Entry) -> None:
+    """The answer of squeue after the cancellation was lost, and the accounting has the lost node alone."""
+    job = replace(job, user=user_name())
+    (Path(job.run_dir) / "control").mkdir()
+    write_state(job, "RUNNING", started=NOW - 600)
+    waits = Slurm([record(State.PENDING, command=f"{job.run_dir}/job.sh")])
+
+    class Silent(Slurm):
+        def list_queued(self, *args: object, **options: object) -> list[JobRecord]:
+            raise SchedulerDownError("squeue: Slurm does not answer")
+
+    asked = iter([waits, waits, Silent()])
+    assert cancel([job], connect=lambda *_: next(asked, Silent())).cancelled == ["7"]
+    assert states(job, Slurm()) == [(State.CANCELLED, "nobody")]
 
 
 def test_a_cancellation_that_slurm_did_not_take_leaves_no_note(job: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
