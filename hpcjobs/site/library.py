@@ -192,6 +192,8 @@ def default_site() -> str:
     Raises ConfigError: this is a login node of an unknown site: training is not allowed here.
     """
     if (name := find_default_site()) is not None:
+        if name == "local" and _read_setting() is None:
+            _warn_of_silent_cluster()
         return name
     cluster = cluster_name(os.environ.get("SLURM_CONF"))
     where = f"the Slurm cluster {cluster}" if cluster else "a Slurm cluster"
@@ -245,6 +247,18 @@ def find_default_site() -> str | None:
     files of the user, then of the centre, then of the project; None: no such site, or the first of these layers that
     has one has several.
     """
+    if setting := _read_setting():
+        return setting
+    if not slurm_is_here():
+        return "local"
+    sandbox = current_sandbox() if os.environ.get("SLURM_CONF") else None
+    if sandbox is not None and sandbox.site in {entry.name for entry in list_sites()}:
+        return sandbox.site
+    candidates = _sites_of_this_machine()
+    return candidates[0] if len(candidates) == 1 else None
+
+
+def _read_setting() -> str | None:
     if name := os.environ.get("HPCJOBS_SITE"):
         return _existing(name, "HPCJOBS_SITE")
     if (project := find_project()) is not None and (name := read_site_name(project)):
@@ -252,14 +266,7 @@ def find_default_site() -> str | None:
     config = config_dir() / "config.yaml"
     if config.is_file() and (name := read_yaml(config, UserConfig).site):
         return _existing(name, str(config))
-    if not slurm_is_here():
-        _refuse_silent_cluster()
-        return "local"
-    sandbox = current_sandbox() if os.environ.get("SLURM_CONF") else None
-    if sandbox is not None and sandbox.site in {entry.name for entry in list_sites()}:
-        return sandbox.site
-    candidates = _sites_of_this_machine()
-    return candidates[0] if len(candidates) == 1 else None
+    return None
 
 
 def _sites_of_this_machine() -> list[str]:
@@ -278,14 +285,16 @@ def _cluster_sites() -> list[tuple[SiteEntry, Site]]:
     return [(entry, site) for entry, site in readable if site.scheduler == "slurm"]
 
 
-def _refuse_silent_cluster() -> None:
-    """Jobs of a login node whose Slurm finds no controller just now would run on the login node itself."""
+def _warn_of_silent_cluster() -> None:
+    """A login node whose Slurm finds no controller just now looks like a workstation with Slurm's packages."""
     if shutil.which("sbatch") is None:
         return
     if paths := [str(entry.path) for entry, _ in _cluster_sites() if entry.layer != "project"]:
-        raise ConfigError(
-            f"Slurm's commands are installed here and find no cluster now, and {paths[0]} is a cluster's site",
-            hint="`scontrol ping` tries again; --site local runs jobs on this machine itself",
+        warnings.warn(
+            f"Slurm's commands find no cluster now, so that jobs run on this machine itself; is it a login node of "
+            f"{paths[0]}? `scontrol ping` asks Slurm again, and --site NAME names the site",
+            HpcJobsWarning,
+            stacklevel=3,
         )
 
 
