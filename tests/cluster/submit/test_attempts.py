@@ -93,7 +93,7 @@ def begun(cluster: Cluster) -> Begun:
         failed=cluster.submit("--retries", "on", "-p", "scavenger", *whole_node, fails),
         signalled=cluster.submit("--retries", "on", "-N", "2", count),
         forbidden=cluster.submit("--retries", "on", count),
-        stuck=cluster.submit("--retries", "on", "-t", "1m", "--signal-before", "55s", stuck),
+        stuck=cluster.submit("--retries", "on", "-t", "1m", "--signal-before", "45s", stuck),
         killed=cluster.submit("--retries", "on", killed),
         trained=cluster.submit("--retries", "on", *TRAINING),
         undisturbed=cluster.submit(*TRAINING),
