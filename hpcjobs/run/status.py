@@ -392,7 +392,10 @@ def _resolve(member: _Open, queued: list[JobRecord], accounted: list[JobRecord])
     put_back = any(record.state in _PUT_BACK for record in accounted)
     alive = [r for r in queued if not r.state.ended and (put_back or r.state is not State.COMPLETING)]
     if member.accounted is not None and not alive:
-        return member.accounted
+        ends = _kept_ends(entry)  # it may have started again, and ended, while the queue answered
+        if covers_tasks(entry, ends):
+            return ends
+        member = member._replace(ends=ends)
     if not alive and all(record.state.ended for record in accounted) and covers_tasks(entry, accounted):
         # sacct may correct a record for some minutes: an early one is shown, but not kept.
         if are_final(entry, accounted):

@@ -227,6 +227,21 @@ def test_a_job_that_has_started_again_since_its_kept_end_is_not_closed(job: Entr
     assert not is_closed(job)
 
 
+def test_a_job_that_starts_again_and_ends_while_the_queue_answers_has_its_last_end(job: Entry) -> None:
+    """Its kept end was read before that."""
+    cancelled = record(State.CANCELLED, "scontrol", ended=NOW - 3000, restarts=0)
+    assert states(job, Slurm(accounted=[cancelled])) == [(State.CANCELLED, "scontrol")]
+
+    class Slow(Slurm):
+        def queue(self) -> list[JobRecord]:
+            write_state(job, "COMPLETED", exit_code=0, started=NOW - 90, ended=NOW - 5, restarts=1)
+            kept = (Path(job.run_dir) / "accounting.json").stat()
+            os.utime(Path(job.run_dir) / "state.json", ns=(kept.st_mtime_ns + 10**9, kept.st_mtime_ns + 10**9))
+            return []
+
+    assert states(job, Slow()) == [(State.COMPLETED, "job")]
+
+
 def test_the_end_of_a_start_stays_though_that_start_went_on_and_wrote_another_end(job: Entry) -> None:
     """Slurm gave its node up, and the program completed there: without accounting, the end that was kept is all."""
     write_state(job, "RUNNING", started=NOW - 3590)
@@ -285,7 +300,7 @@ def test_a_requeued_job_that_was_cancelled_while_it_waited_is_cancelled_once_slu
     waits = Slurm([record(State.PENDING, command=f"{job.run_dir}/job.sh")])
 
     class Silent(Slurm):
-        def list_queued(self, *args: object, **options: object) -> list[JobRecord]:
+        def queue(self) -> list[JobRecord]:
             raise SchedulerDownError("squeue: Slurm does not answer")
 
     asked = iter([waits, waits, Silent()])
