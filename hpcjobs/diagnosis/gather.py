@@ -97,7 +97,8 @@ def read_account(
         CommandMissingError: Slurm's commands are not on PATH.
     """
     all_shown = {each.job_id: each for each in _read_scontrol(job_id, is_meant, env=env, runner=runner)}
-    answer = runner(slurm_commands.list_accounted(*_TABLE, jobs=[job_id], steps=True, attempts=True), env=env)
+    question = slurm_commands.list_accounted(*_TABLE, jobs=[job_id], steps=True, attempts=True, siblings=True)
+    answer = runner(question, env=env)
     all_accounted = _from_sacct(job_id, list(_TABLE.rows(answer.out)) if answer.code == 0 else [], is_meant)
     known = sorted(
         [*all_shown.values(), *all_accounted.values()], key=lambda each: int(re.split(r"[_+]", each.job_id)[-1])

@@ -95,7 +95,7 @@ def files_of_steps(script: Path, *, job_id: str, name: str | None, folder: Path)
 
 def _submission(slurm: Scheduler, job_id: str) -> TableRow | None:
     try:
-        return next(_SUBMISSION.rows(slurm.query(list_accounted(*_SUBMISSION, jobs=[job_id]))), None)
+        return next(_SUBMISSION.rows(slurm.query(list_accounted(*_SUBMISSION, jobs=[job_id], siblings=True))), None)
     except SchedulerError:
         return None
 

@@ -254,7 +254,7 @@ def parse_squeue(out: str, *, lists_ended: bool = False) -> list[JobRecord]:
     federation has it; without a row of that cluster, which then did not answer, the job counts as running.
     """
     records = [_queued_job(row) for row in QUEUED.rows(out)]
-    found = _where_they_are(records)
+    found = _choose_clusters(records)
     if lists_ended:
         return found
     there = {_REVOKED_ID, *(record.job_id for record in found)}
@@ -266,7 +266,7 @@ _REVOKED_ID = "4294967294"
 _SILENT = "its cluster of the federation does not answer"
 
 
-def _where_they_are(records: Iterable[JobRecord]) -> list[JobRecord]:
+def _choose_clusters(records: Iterable[JobRecord]) -> list[JobRecord]:
     """One record for each job of a federation, of the cluster that runs it, else of its last start.
 
     Each cluster has it pending until one starts it, which the others show as REVOKED. A requeue may leave the end of an
@@ -372,7 +372,7 @@ def parse_scontrol(out: str) -> list[JobRecord]:
     """Records of ``scontrol --oneliner show job`` (SLURM_TIME_FORMAT=%s)."""
     jobs = (" ".join(text.splitlines()) for text in _SHOWN_JOB.split(out))  # a job's name may hold newlines
     rows = (TableRow(read_shown(job)) for job in jobs)
-    return _where_they_are(_parse_shown_job(row) for row in rows if "JobId" in row and "JobState" in row)
+    return _choose_clusters(_parse_shown_job(row) for row in rows if "JobId" in row and "JobState" in row)
 
 
 def _parse_shown_job(row: TableRow) -> JobRecord:
