@@ -42,7 +42,8 @@ class _Loader(_Fastest):  # type: ignore[misc]
             if key.value in seen and key.value != "<<":
                 raise _wrong(f"key {_short(key.value)} stands here twice", key.start_mark)
             seen.add(key.value)
-            if key.value != "<<" and not isinstance(value := self.construct_object(key), str):
+            # A number is read as one is meant; ``no`` and a date are not.
+            if key.value != "<<" and type(value := self.construct_object(key)) not in (str, int, float):
                 kind = type(value).__name__
                 raise _wrong(f"key {_short(key.value)} is no text to YAML ({kind}): write it in quotes", key.start_mark)
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)

@@ -254,11 +254,11 @@ def parse_squeue(out: str, *, lists_ended: bool = False) -> list[JobRecord]:
     federation has it; without a row of that cluster, which then did not answer, the job counts as running.
     """
     records = [_queued_job(row) for row in QUEUED.rows(out)]
-    found = _choose_clusters(records)
+    jobs = _choose_clusters(records)
     if lists_ended:
-        return found
-    there = {_REVOKED_ID, *(record.job_id for record in found)}
-    return [*found, *(replace(r, state=State.RUNNING, reason=_SILENT) for r in records if r.job_id not in there)]
+        return jobs
+    there = {_REVOKED_ID, *(record.job_id for record in jobs)}
+    return [*jobs, *(replace(r, state=State.RUNNING, reason=_SILENT) for r in records if r.job_id not in there)]
 
 
 _REVOKED_ID = "4294967294"

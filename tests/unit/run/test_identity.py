@@ -235,8 +235,8 @@ def test_a_job_that_starts_again_and_ends_while_the_queue_answers_has_its_last_e
     class Slow(Slurm):
         def queue(self) -> list[JobRecord]:
             write_state(job, "COMPLETED", exit_code=0, started=NOW - 90, ended=NOW - 5, restarts=1)
-            kept = (Path(job.run_dir) / "accounting.json").stat()
-            os.utime(Path(job.run_dir) / "state.json", ns=(kept.st_mtime_ns + 10**9, kept.st_mtime_ns + 10**9))
+            status = (Path(job.run_dir) / "accounting.json").stat()
+            os.utime(Path(job.run_dir) / "state.json", ns=(status.st_mtime_ns + 10**9, status.st_mtime_ns + 10**9))
             return []
 
     assert states(job, Slow()) == [(State.COMPLETED, "job")]
@@ -249,8 +249,8 @@ def test_the_end_of_a_start_stays_though_that_start_went_on_and_wrote_another_en
         (State.NODE_FAIL, "scontrol")
     ]
     write_state(job, "COMPLETED", exit_code=0, started=NOW - 3590, ended=NOW - 600)
-    kept = (Path(job.run_dir) / "accounting.json").stat()
-    os.utime(Path(job.run_dir) / "state.json", ns=(kept.st_mtime_ns + 10**9, kept.st_mtime_ns + 10**9))
+    status = (Path(job.run_dir) / "accounting.json").stat()
+    os.utime(Path(job.run_dir) / "state.json", ns=(status.st_mtime_ns + 10**9, status.st_mtime_ns + 10**9))
     assert states(job, Slurm()) == [(State.NODE_FAIL, "scontrol")]
 
 
@@ -303,8 +303,8 @@ def test_a_requeued_job_that_was_cancelled_while_it_waited_is_cancelled_once_slu
         def queue(self) -> list[JobRecord]:
             raise SchedulerDownError("squeue: Slurm does not answer")
 
-    asked = iter([waits, waits, Silent()])
-    assert cancel([job], connect=lambda *_: next(asked, Silent())).cancelled == ["7"]
+    schedulers = iter([waits, waits, Silent()])
+    assert cancel([job], connect=lambda *_: next(schedulers, Silent())).cancelled == ["7"]
     assert states(job, Slurm()) == [(State.CANCELLED, "nobody")]
 
 
