@@ -286,7 +286,7 @@ def _cluster_sites() -> list[tuple[SiteEntry, Site]]:
 
 
 def _warn_of_silent_cluster() -> None:
-    """A login node whose Slurm finds no controller just now looks like a workstation with Slurm's packages."""
+    """Warn that this may be a login node: without its controller it looks like a workstation with Slurm's packages."""
     if shutil.which("sbatch") is None:
         return
     if paths := [str(entry.path) for entry, _ in _cluster_sites() if entry.layer != "project"]:
