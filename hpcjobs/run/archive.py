@@ -196,7 +196,7 @@ def _is_over(entry: Entry, records: list[JobRecord]) -> bool:
     """Ended, and not to start again; of another cluster's job that can be known a day after its end.
 
     A job, or a task of an array, that its scheduler has forgotten, and that wrote no end, has ended where it is old
-    enough. A job whose end is known from its own file alone may still be ending on its nodes, for some minutes.
+    enough. A job may still be ending on its nodes for some minutes after its end, also if the accounting has it.
     """
     is_forgotten = time.time() - entry.submitted > FORGOTTEN_S
     if all(record.state is State.UNKNOWN for record in records):
@@ -204,8 +204,7 @@ def _is_over(entry: Entry, records: list[JobRecord]) -> bool:
     records = [record for record in records if not (is_forgotten and record.state is State.UNKNOWN)]
     if not all(record.state.ended for record in records):
         return False
-    ends = [record.ended or 0 for record in records if record.source in ("job", "nobody")]
-    if entry.kind.has_nodes and ends and time.time() - max(ends) < FINAL_AFTER_S:
+    if entry.kind.has_nodes and time.time() - max(record.ended or 0 for record in records) < FINAL_AFTER_S:
         return False
     return is_reachable(entry) or not may_be_requeued(entry, records)
 

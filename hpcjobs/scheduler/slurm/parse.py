@@ -282,8 +282,9 @@ def _choose_clusters(records: Iterable[JobRecord]) -> list[JobRecord]:
 
 
 def _recency(record: JobRecord) -> tuple[bool, bool, float]:
-    """A job that lives, one that has started, the later submission: each counts more than what follows it."""
-    return not record.state.ended, record.state is not State.PENDING, record.submitted or 0.0
+    """A job that lives, one that runs, the later submission: each counts more than what follows it."""
+    is_running = record.state not in (State.PENDING, State.COMPLETING)
+    return not record.state.ended, is_running, record.submitted or 0.0
 
 
 def _queued_job(row: TableRow) -> JobRecord:

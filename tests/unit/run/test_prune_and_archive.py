@@ -87,8 +87,8 @@ def test_age_state_and_size_select(here_with_slurm: Path) -> None:
 
 def test_an_age_of_zero_is_every_job_that_has_ended(here_with_slurm: Path) -> None:
     job(here_with_slurm, "1", days=40)
-    job(here_with_slurm, "2", days=0.001)
-    job(here_with_slurm, "3", days=0.001, state=None)
+    job(here_with_slurm, "2", days=0.004)
+    job(here_with_slurm, "3", days=0.004, state=None)
     for zero in ("0s", "0", "0d"):
         assert pruned("--older-than", zero) == ["1", "2"]
 
@@ -177,6 +177,17 @@ def test_a_job_that_wrote_its_end_a_moment_ago_may_still_be_ending_and_is_not_pr
     write_state(folder, "CANCELLED", started=now - 2000, ended=now - age_s)
     assert pruned("--older-than", "0s", "--remove") == ([] if age_s == 60 else ["1"])
     assert folder.exists() == (age_s == 60)
+
+
+def test_a_job_that_the_accounting_has_seen_end_a_moment_ago_may_still_be_ending_and_is_not_pruned(
+    here_with_slurm: Path,
+) -> None:
+    """Its nodes are cleaned up for minutes where an epilog takes long (COMPLETING)."""
+    ended = job(here_with_slurm, "1", days=60 / 86400)
+    over = job(here_with_slurm, "2", days=600 / 86400)
+    assert pruned("--older-than", "0s", "--remove") == ["2"]
+    assert ended.exists()
+    assert not over.exists()
 
 
 def test_a_folder_that_cannot_be_removed_stays_complete(here_with_slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -242,6 +242,7 @@ def test_a_text_without_an_estimate_gives_none() -> None:
         (["PENDING", "CONFIGURING"], [State.CONFIGURING]),
         (["CANCELLED", "PENDING"], [State.PENDING]),  # put back by a requeue
         (["PENDING", "CANCELLED"], [State.PENDING]),
+        (["COMPLETING", "PENDING"], [State.PENDING]),  # the same, while the nodes of the first start are cleaned up
         (["NODE_FAIL", "COMPLETED"], [State.COMPLETED]),
         (["REVOKED"], []),
     ],
