@@ -255,17 +255,18 @@ def _remove_folder(run_dir: str) -> bool:
     """
     parent, name = os.path.split(run_dir)
     leaving = os.path.join(parent, f".{name}.removed")
+    gone = contextlib.suppress(FileNotFoundError)  # another prune removes it at the same time
     try:
         if os.path.lexists(run_dir):
             for folder, _, _ in os.walk(run_dir):
-                if not os.access(folder, os.W_OK | os.X_OK):
+                if not os.access(folder, os.W_OK | os.X_OK) and os.path.lexists(folder):
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
-            os.rename(run_dir, leaving)
-        if os.path.lexists(leaving):
-            shutil.rmtree(leaving)
+            with gone:
+                os.rename(run_dir, leaving)
+        while os.path.lexists(leaving):
+            with gone:
+                shutil.rmtree(leaving)
     except OSError as error:
-        if not os.path.lexists(run_dir) and not os.path.lexists(leaving):
-            return True  # another prune removed it at the same time
         where = f" ({error.filename})" if error.filename else ""
         rest = "" if os.path.lexists(run_dir) else f"; its rest is {leaving}"
         warnings.warn(

@@ -204,6 +204,26 @@ def test_a_folder_that_cannot_be_removed_stays_complete(here_with_slurm: Path, m
     assert [entry.job_id for entry in index.entries()] == ["1"]
 
 
+@pytest.mark.parametrize("call", ["os.rename", "os.rmdir"])
+def test_a_folder_that_another_prune_removes_at_the_same_time_is_no_failure(
+    here_with_slurm: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    folder = job(here_with_slurm, "1", days=40)
+    real, others = getattr(os, call.removeprefix("os.")), []
+
+    def lose_the_race(path: Path, *arguments: object, **more: object) -> None:
+        real(path, *arguments, **more)
+        if not others:
+            others.append(path)
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+
+    monkeypatch.setattr(call, lose_the_race)
+    answered = ok("prune", "--remove")
+    assert "cannot be removed" not in answered.err
+    assert others
+    assert list(folder.parent.iterdir()) == []
+
+
 def test_pruned_local_jobs_leave_nothing_in_the_queue_of_the_machine_and_no_id_returns() -> None:
     for _ in range(3):
         ok("submit", "--site", "local", "--launcher", "spawn", "--wait", "true")
