@@ -264,7 +264,11 @@ def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord
         for member, records in zip(members, queued, strict=True)
         # Tasks of an array that was submitted by other means leave the queue one by one.
         if member.accounted is None
-        and (all_ended(member.entry) or not records or (member.entry.is_foreign and member.entry.array is not None))
+        and (
+            all_ended(member.entry)
+            or all(record.state is State.COMPLETING for record in records)
+            or (member.entry.is_foreign and member.entry.array is not None)
+        )
     ]
     error = None
     try:

@@ -527,3 +527,15 @@ def test_an_accounting_that_lacks_the_last_start_does_not_replace_the_end_that_w
     for known in ([cancelled], earlier, []):
         (status,) = statuses([array], connect=Slurm(accounted=known).connect)
         assert {r.job_id: r.state for r in status.records} == {"7_0": State.COMPLETED, "7_1": State.CANCELLED}
+
+
+def test_waiting_tasks_of_a_cancelled_array_are_cancelled_while_the_first_one_is_completing(job: Entry) -> None:
+    array, folder = replace(job, array="0-2"), Path(job.run_dir, "0")
+    folder.mkdir()
+    content = {"job_id": "7_0", "state": "RUNNING", "exit_code": None, "started": NOW - 3590, "ended": None}
+    (folder / "state.json").write_text(json.dumps(content | {"nodes": "n1"}))
+    ending = record(State.COMPLETING, job_id="7_0")
+    waited = record(State.CANCELLED, "sacct", job_id="7_[1-2]", started=None, ended=NOW - 10)
+    slurm = Slurm([ending], [waited, record(State.RUNNING, "sacct", job_id="7_0")])
+    ((_, records),) = statuses([array], connect=slurm.connect)
+    assert {one.job_id: one.state for one in records} == {"7_0": State.COMPLETING, "7_[1-2]": State.CANCELLED}
