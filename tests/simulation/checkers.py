@@ -458,7 +458,8 @@ def check_states(life: Life) -> None:
                 was_full = any(fault.detail == "full" for fault in life.schedule.faults)
                 is_lost = ("_" in job_id or was_full) and life.settings.accounting in ("absent", "lossy")
                 is_lost |= final is not None and any(final[0] <= back <= when for back in put_backs)
-                has_no_end = life.settings.accounting in ("absent", "lossy")
+                # A requeue moves the submit time, and without its command nothing tells whose record it is.
+                has_no_end = life.settings.accounting in ("absent", "lossy") or not life.settings.keeps_commands
                 is_lost |= final is not None and has_no_end and any(final[0] <= start <= when for start in starts)
                 # A requeue, also a refused one, removes the note that it was cancelled.
                 requeued = submission.requeued if submission is not None else []

@@ -1031,13 +1031,11 @@ def _tasks_of(job: Job, job_id: str) -> list[int]:
 
 
 def _reason(job: Job) -> str:
-    if (
-        job.state == "PENDING"
-        or (job.state == "CANCELLED" and not job.node_list)
-        or (job.held and (job.attempt is not None or job.state == "COMPLETED"))
-    ):
+    named = {"TIMEOUT": "TimeLimit", "NODE_FAIL": "NodeDown", "FAILED": "NonZeroExitCode"}.get(job.state)
+    is_waiting = job.state == "PENDING" or (job.state == "CANCELLED" and not job.node_list)
+    if is_waiting or (named is None and job.held and (job.attempt is not None or job.state == "COMPLETED")):
         return job.reason
-    return {"TIMEOUT": "TimeLimit", "NODE_FAIL": "NodeDown", "FAILED": "NonZeroExitCode"}.get(job.state, "None")
+    return named or "None"
 
 
 def _epoch(moment: float | None) -> str:
