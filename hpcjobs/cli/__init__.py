@@ -271,6 +271,8 @@ def _main() -> None:
         message: object = None
         if _current_folder_is_gone():
             message = "the current folder does not exist any more: change to another one"
+        elif isinstance(error, RuntimeError) and os.path.expanduser("~") == "~":
+            message = "this user has no home folder: set HOME to a folder that is yours"
         elif (message := _refused_file(error)) is not None and debugging():
             traceback.print_exception(error)
         if message is not None:

@@ -72,7 +72,10 @@ def submit_host_problem(alloc_nodes: str, host: str) -> str | None:
     """Why ``host`` may not submit to a partition with these AllocNodes, as scontrol prints them; None: it may."""
     if alloc_nodes.upper() in ("", "ALL", "(NULL)"):
         return None
-    names = {name.partition(".")[0] for name in hosts_of(alloc_nodes)}
+    try:
+        names = {name.partition(".")[0] for name in hosts_of(alloc_nodes)}
+    except ValueError:  # no list of hosts: Slurm decides
+        return None
     if (host := host.partition(".")[0]) in names:
         return None
     return f"AllocNodes={alloc_nodes}: jobs are submitted from these hosts, and this is {host}"

@@ -189,6 +189,16 @@ def test_a_deleted_working_folder_is_explained(cluster: Path, here: Path, tmp_pa
         os.chdir(here)
 
 
+def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs under a number that no user has."""
+    for name in ("HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    answered = within("ps")
+    assert answered.code == 3
+    assert answered.err == "hpcjobs: this user has no home folder: set HOME to a folder that is yours\n"
+
+
 def test_a_working_folder_whose_name_is_no_utf8_is_explained(cluster: Path, here: Path, tmp_path: Path) -> None:
     odd = os.fsencode(tmp_path) + b"/caf\xe9"
     os.mkdir(odd)
