@@ -60,6 +60,13 @@ def _user_dir(variable: str, in_home: str) -> Path:
     return folder
 
 
+def make_folder(folder: AnyPath, mode: int = 0o700) -> None:
+    """Make ``folder`` and the missing ones above it, all with ``mode`` less the bits of the umask. Raises OSError."""
+    path = Path(folder)
+    for place in () if path.is_dir() else (*reversed(path.parents), path):
+        place.mkdir(mode, exist_ok=True)
+
+
 def make_own_folder(folder: AnyPath) -> None:
     """Make a folder of mode 0700 with a predictable name, if it is missing.
 
@@ -94,6 +101,12 @@ def find_planted(folder: AnyPath) -> Optional[str]:
                 return path
             path = parent
     return None
+
+
+def leads_elsewhere(path: AnyPath) -> bool:
+    """Whether ``path`` goes through a link that another user has made."""
+    path = Path(os.path.abspath(path))
+    return any(place.is_symlink() and place.lstat().st_uid not in (0, os.getuid()) for place in (path, *path.parents))
 
 
 def _refusal(folder: AnyPath, text: str) -> OSError:
@@ -256,7 +269,7 @@ class AppendStore:
 
     def append(self, lines: Iterable[str]) -> None:
         """Append to this host's log. Raises OSError."""
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(self.folder)
         append_lines(self.folder / (os.uname().nodename + ".jsonl"), lines)
 
     def read(self, report: Callable[[OSError], None] = raise_error) -> Iterator[StoredLine]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError, SchedulerDownError
-from hpcjobs.files import lock_file, state_dir
+from hpcjobs.files import lock_file, make_folder, state_dir
 
 READ_ONLY: Final = "HPCJOBS_READ_ONLY"
 BUDGET: Final = "HPCJOBS_BUDGET"
@@ -140,7 +140,7 @@ def _read_limits(text: str) -> dict[str, float]:
 def _append(ledger: Path, name: str, amounts: Amounts, limits: Mapping[str, float], unknown: Sequence[str]) -> None:
     """Add a line, unless with it the sums of the ledger would exceed ``limits``."""
     added = amounts._asdict()
-    ledger.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(ledger.parent)
     with ledger.open("a+", encoding="utf-8") as file:
         lock_file(file.fileno())
         file.seek(0)

@@ -352,7 +352,7 @@ def _write(details: str) -> Path | None:
     """The file with ``details``, in the user's state folder or, where that cannot be written, in the temporary one."""
     import tempfile
 
-    from hpcjobs.files import state_dir
+    from hpcjobs.files import make_folder, state_dir
 
     context = [
         f"hpcjobs {__version__}, Python {sys.version.split()[0]}, {time.strftime('%F %T %z')}",
@@ -363,7 +363,7 @@ def _write(details: str) -> Path | None:
     for folder in (lambda: state_dir() / "errors", tempfile.gettempdir):
         try:
             place = Path(folder())
-            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_folder(place)
             descriptor, path = tempfile.mkstemp(".txt", time.strftime("error-%Y%m%d-%H%M%S-"), place)
             with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)

@@ -206,7 +206,7 @@ def _site(ctx: typer.Context) -> Site | None:
 
 def _of_associations(site: Site, column: str) -> list[str]:
     """Accounts or QOS of the user, as Slurm's accounting has them; asked for once a day."""
-    from hpcjobs.files import cache_dir, write_beside
+    from hpcjobs.files import cache_dir, make_folder, write_beside
 
     if not site.kind.has_accounting:
         return []
@@ -215,7 +215,7 @@ def _of_associations(site: Site, column: str) -> list[str]:
         names = _ask_sacctmgr(site, column)
         if not names:
             return []
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(path.parent)
         write_beside(path, "\n".join(names))
     return path.read_text(encoding="utf-8").split()
 

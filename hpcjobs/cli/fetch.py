@@ -183,7 +183,7 @@ def fetch(
     laptop.connect(with_code=False)
     shown = SharedRemote(laptop).ask(["show", *([job] if job else []), "--json"])
     run_dir = read_word(shown, "entry", "run_dir")
-    folder = to or choose_place(Path("runs"), PurePosixPath(run_dir).name)
+    folder = to.resolve() if to else choose_place(Path("runs"), PurePosixPath(run_dir).name)
     if not files:
         laptop.fetch(run_dir, folder, without=_LARGE)
     for name in files or ():

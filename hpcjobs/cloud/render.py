@@ -13,7 +13,7 @@ from hpcjobs.cloud.provider import Kind, Value, assignments, gib, literal
 from hpcjobs.cloud.section import PROVIDERS, Cluster
 from hpcjobs.data import data_folder, plain_text
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError, reason_of
-from hpcjobs.files import state_dir, write_beside
+from hpcjobs.files import make_folder, state_dir, write_beside
 from hpcjobs.packing import Wheel, build_wheel
 from hpcjobs.sandbox.layout import Host
 from hpcjobs.sandbox.services import PACKAGES, node_line, partition_line
@@ -229,7 +229,7 @@ def write(files: Mapping[str, str], out: Path, wheel: Wheel | None = None) -> No
     Raises HpcJobsError: the folder cannot be written.
     """
     try:
-        out.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(out)
         for name, text in files.items():
             write_beside(out / name, text, mode=0o700 if name.endswith(".sh") else 0o600)
         if wheel is not None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from hpcjobs.files import cache_dir, lock_file
+from hpcjobs.files import cache_dir, lock_file, make_folder
 from hpcjobs.processes.start import run
 from hpcjobs.runtime.exits import MissingData, TrainerError, UsageError
 
@@ -130,7 +130,7 @@ def _alone(program: Path) -> Iterator[None]:
 
     Where the file system has no locks (Lustre without its mount option flock) each compiles; the last one's file stays.
     """
-    program.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(program.parent)
     with open(program.parent / "lock", "w") as lock:
         lock_file(lock.fileno())
         yield

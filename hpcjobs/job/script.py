@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from hpcjobs import __version__
 from hpcjobs.data import data_folder, plain_text
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError, nearest, reason_of
-from hpcjobs.files import cache_dir, config_dir, file_name
+from hpcjobs.files import cache_dir, config_dir, file_name, make_folder
 from hpcjobs.job.environment import (
     FIGURES_PROGRAM,
     MONITOR_PROGRAM,
@@ -260,7 +260,7 @@ def _environment(untrusted: list[Path] | None = None) -> jinja2.Environment:
 def _bytecode_cache() -> jinja2.BytecodeCache | None:
     folder = cache_dir() / "sandboxed-templates"  # compiled for no other environment
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(folder)
     except OSError:
         return None  # a home that cannot be written costs time, not the job
     return _OptionalCache(str(folder))

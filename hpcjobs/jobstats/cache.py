@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 import polars as pl
 
 from hpcjobs.errors import ConfigError
-from hpcjobs.files import cache_dir
+from hpcjobs.files import cache_dir, make_folder
 
 _LAG_S: Final = 2 * 3600
 _HOUR_S: Final = 3600
@@ -121,7 +121,7 @@ def read_parquet(path: Path) -> pl.DataFrame:
 
 def write_parquet(path: Path, frame: pl.DataFrame) -> None:
     """Write a temporary file of the user alone, then rename it."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(path.parent)
     beside = path.with_name(f".{path.stem}.{os.getpid()}")
     frame.write_parquet(beside, compression="zstd")
     beside.replace(path)

@@ -26,7 +26,7 @@ from threading import Thread
 from typing import IO
 
 from hpcjobs.errors import HpcJobsError
-from hpcjobs.files import append_lines, cache_dir, runtime_dir, state_dir, write_beside
+from hpcjobs.files import append_lines, cache_dir, make_folder, runtime_dir, state_dir, write_beside
 from hpcjobs.processes import programs
 from hpcjobs.processes.programs import Result, run_in_terminal
 from hpcjobs.site.models import Login
@@ -218,7 +218,7 @@ def _socket_folder() -> str:
     folders = [cache_dir() / "ssh", *([runtime / "ssh"] if runtime is not None else [])]
     short = [folder for folder in folders if len(os.fsencode(folder)) + 1 + _NAME_OF_SOCKET <= _LONGEST_SOCKET]
     folder = short[0] if short else _folder_in_tmp()
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(folder)
     if not _is_private(folder):
         raise HpcJobsError(f"{folder} is no private folder of yours: sockets of ssh are not safe there")
     return str(folder).replace("%", "%%")
@@ -231,7 +231,7 @@ def _folder_in_tmp() -> Path:
         if _is_private(known := Path(record.read_text("utf-8"))):
             return known
     folder = Path(tempfile.mkdtemp(prefix="hpcjobs-ssh-", dir="/tmp"))
-    record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(record.parent)
     write_beside(record, str(folder))
     return folder
 

@@ -21,7 +21,7 @@ import msgspec
 
 from hpcjobs import __version__
 from hpcjobs.errors import CommandMissingError, HpcJobsError, RequestError
-from hpcjobs.files import AppendStore, state_dir, write_beside
+from hpcjobs.files import AppendStore, make_folder, state_dir, write_beside
 from hpcjobs.packing import build_wheel, digest_package
 from hpcjobs.remote.connection import OUTPUTS, LoginConnection, NoConnectionError, last_lines
 from hpcjobs.run.folder import LARGEST, ask_git, code_files
@@ -305,7 +305,7 @@ def _chosen_files(root: Path) -> list[Path]:
 def _record(connection: LoginConnection, target: str) -> Path:
     """The path of the list of copied files."""
     folder = state_dir() / "remote"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(folder)
     digest = hashlib.sha256(f"{connection.destination}\0{target}".encode("utf-8", "surrogateescape")).hexdigest()
     return folder / f"{digest[:16]}.files"
 
@@ -400,7 +400,7 @@ def choose_place(root: Path, name: str | PurePosixPath) -> Path:
         shown = repr(str(name))[:_SHOWN]
         raise HpcJobsError(f"the login host names a file {shown}, which is no place below {root}: not fetched")
     place = root
-    for part in parts:
+    for part in ("", *parts):
         place /= part
         if place.is_symlink():
             raise HpcJobsError(f"{place} is a link, and what a login host sends follows none: not fetched")

@@ -36,7 +36,7 @@ import msgspec
 
 from hpcjobs import __version__
 from hpcjobs.errors import CommandMissingError, HpcJobsWarning, RequestError
-from hpcjobs.files import require_unplanted, user_name, write_beside
+from hpcjobs.files import make_folder, require_unplanted, user_name, write_beside
 from hpcjobs.job.environment import FIGURES_PROGRAM, MONITOR_PROGRAM, SHELL_FOLDER, shell_files
 from hpcjobs.job.models import Plan
 from hpcjobs.packing import pack
@@ -89,7 +89,7 @@ def make_root(root: Path) -> None:
     """
     require_unplanted(root)
     if not root.is_dir():
-        root.mkdir(parents=True, exist_ok=True)
+        make_folder(root, 0o775)  # never for everybody, whatever the umask: programs start from it
         require_unplanted(root)  # another user may have been faster
         write_beside(root / ".gitignore", "*\n", mode=None, durable=False)
 

@@ -141,9 +141,9 @@ def _one(name: str, known: list[Entry], of_site: str) -> list[Entry]:
         return [_by_id(f"{match[1]}{match[2]}", match[3], known, of_site)]
     if match := _RANGE.match(name):
         return _by_range(name, match[1], int(match[2]), int(match[3]), known, of_site)
-    if not _is_name(name):
-        return [_by_folder(Path(name))]
     named = _here_first([entry for entry in known if entry.name == name])
+    if not named and not _is_name(name):
+        return [_by_folder(Path(name))]
     if not named:
         hint = nearest(name, {entry.name for entry in known}) if known else "no job was submitted with hpcjobs yet"
         raise UnknownJobError(f"no job named {name!r}{of_site}", hint=hint)

@@ -25,7 +25,7 @@ from threading import current_thread, main_thread
 import msgspec
 
 from hpcjobs.errors import HpcJobsWarning, RequestError, SchedulerDownError, SchedulerError, reason_of
-from hpcjobs.files import lock_file, read_regular, state_dir, user_name, write_beside
+from hpcjobs.files import lock_file, make_folder, read_regular, state_dir, user_name, write_beside
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.processes.tree import start_ticks
 from hpcjobs.record import JOB_SCRIPT
@@ -103,7 +103,7 @@ def keep_begun(begun: Begun) -> None:
 
 def _write_begun(begun: Begun) -> None:
     path = _begun_path(begun.run_dir)
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(path.parent)
     write_beside(path, msgspec.json.encode(begun))
 
 
@@ -275,7 +275,7 @@ class Submission:
         Of processes that repeat a command at the same time, one submits: the scheduler may need half a minute to say
         that there is no job. Raises SchedulerDownError: as `find_job`. OSError: the state folder cannot be written.
         """
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(self._path.parent)
         while True:
             self._await_claim()  # without the lock, which another host may wait for
             descriptor = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -332,7 +332,7 @@ class Submission:
 
     def _write(self, run_dir: Path, *, finished: bool) -> None:
         claim = _Claim(run_dir=str(run_dir), finished=finished, **msgspec.structs.asdict(this_process()))
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(self._path.parent)
         for path in (*self._path.parent.glob("*.json"), *self._path.parent.glob("*.lock")):
             with suppress(FileNotFoundError):  # another command removes them too
                 if path.stat().st_mtime < time.time() - _REMEMBERED_S:

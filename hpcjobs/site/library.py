@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from hpcjobs.errors import ConfigError, HpcJobsWarning
-from hpcjobs.files import config_dir
+from hpcjobs.files import config_dir, leads_elsewhere
 from hpcjobs.site.checks import Frozen
 from hpcjobs.site.machine import (
     EVERY_CLUSTER,
@@ -55,7 +55,7 @@ def find_project(folder: Path | None = None) -> Path | None:
 
 def is_ours(path: Path) -> bool:
     """Whether a project file belongs to the user or the system, or is trusted."""
-    if path.stat().st_uid in (0, os.getuid()):
+    if path.stat().st_uid in (0, os.getuid()) and not leads_elsewhere(path):
         return True
     with suppress(ConfigError):  # another user's invalid file stops no command
         return is_trusted(path, read_file(path).text)

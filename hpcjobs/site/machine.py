@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from hpcjobs.errors import CommandMissingError, ConfigError, SchedulerError
-from hpcjobs.files import cache_dir, write_beside
+from hpcjobs.files import cache_dir, make_folder, write_beside
 from hpcjobs.processes.programs import run
 from hpcjobs.processes.tree import start_ticks
 from hpcjobs.site.models import Frozen, Site
@@ -88,7 +88,7 @@ def _cached_name(path: Path, slurm_conf: str | None) -> str | None:
     name = _ask_name(slurm_conf)
     if name is not None:
         with contextlib.suppress(OSError):  # the cache saves a question; without it the next command asks again
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_folder(path.parent)
             write_beside(path, name)
     return name
 

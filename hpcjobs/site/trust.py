@@ -13,14 +13,14 @@ import math
 import os
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from hpcjobs.errors import ConfigError, reason_of
-from hpcjobs.files import AppendStore
+from hpcjobs.files import AppendStore, leads_elsewhere
 from hpcjobs.site.resources import fields_where
 from hpcjobs.site.search import layer_of
 from hpcjobs.site.yaml_file import Steps, YamlFile, where_of
@@ -59,7 +59,7 @@ def untrusted_files(files: Sequence[YamlFile]) -> Iterator[YamlFile]:
     """Those of a project that need trust and have not got it."""
     candidates = [file for file in files if layer_of(file.path) == "project" and acting_keys(file)]
     hashes = read_trusted() if candidates else {}
-    yield from (file for file in candidates if hashes.get(_key(file.path)) != _hash(file.text))
+    yield from (file for file in candidates if not _is_among(hashes, file.path, file.text))
 
 
 def is_project_folder(folder: Path, *others: Path) -> bool:
@@ -69,7 +69,12 @@ def is_project_folder(folder: Path, *others: Path) -> bool:
 
 def is_trusted(path: Path, text: str) -> bool:
     """Whether the user trusts ``path`` with the content ``text``."""
-    return read_trusted().get(_key(path)) == _hash(text)
+    return _is_among(read_trusted(), path, text)
+
+
+def _is_among(hashes: Mapping[str, str], path: Path, text: str) -> bool:
+    """A link of somebody else to a trusted file is not: the file's relative words mean another folder there."""
+    return hashes.get(_key(path)) == _hash(text) and not leads_elsewhere(path)
 
 
 def refusal_of_file(kind: str, path: Path) -> ConfigError:

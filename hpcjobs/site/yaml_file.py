@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from hpcjobs.errors import ConfigError, reason_of
-from hpcjobs.files import cache_dir, write_beside
+from hpcjobs.files import cache_dir, make_folder, write_beside
 from hpcjobs.site.checks import check_name
 from hpcjobs.site.search import find_parent
 
@@ -79,7 +79,7 @@ def read_tree(path: Path, text: str) -> Any:
     tree = parse(path, text)
     newest = dict([*trees.items(), (str(path), (text, tree))][-_MOST_FILES:])
     with suppress(OSError, ValueError):  # a home that cannot be written, or a date: it costs time, not the job
-        cache.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(cache.parent)
         write_beside(cache, marshal.dumps(newest), durable=False)
     return tree
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import hpcjobs
 from hpcjobs.errors import RequestError, SchedulerError, UnknownJobError
-from hpcjobs.files import state_dir
+from hpcjobs.files import make_folder, state_dir
 from hpcjobs.guards import refuse_change
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.processes.programs import Runner, clean_env
@@ -237,7 +237,7 @@ class LocalScheduler:
     def _new_job(self) -> LocalJob:
         """Create a folder for a new job. Only one of two concurrent submissions can create it."""
         for name in ("active", "jobs"):
-            os.makedirs(os.path.join(self._root, name), mode=0o700, exist_ok=True)
+            make_folder(os.path.join(self._root, name))
         numbers = (job_number(name) for name in os.listdir(os.path.join(self._root, "jobs")))
         number = max((n for n in numbers if n is not None), default=0)
         while True:

@@ -199,6 +199,23 @@ def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch: pytest.Mo
     assert answered.err == "hpcjobs: this user has no home folder: set HOME to a folder that is yours\n"
 
 
+def test_no_folder_is_made_that_everybody_may_write_to(here: Path) -> None:
+    """What lies there, such as the record of trusted files, decides what runs as the user."""
+    before = os.umask(0)
+    try:
+        ok("submit", "--site", "local", "--wait", "true")
+    finally:
+        os.umask(before)
+    made = [
+        *Path.home().glob(".*"),
+        *Path.home().glob(".*/**/hpcjobs"),
+        *Path.home().glob(".*/**/hpcjobs/*"),
+        here / "runs",
+    ]
+    assert [str(path) for path in made if path.is_dir() and path.stat().st_mode & 0o002] == []
+    assert len(made) > 4
+
+
 def test_a_working_folder_whose_name_is_no_utf8_is_explained(cluster: Path, here: Path, tmp_path: Path) -> None:
     odd = os.fsencode(tmp_path) + b"/caf\xe9"
     os.mkdir(odd)

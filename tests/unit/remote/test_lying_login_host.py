@@ -64,6 +64,14 @@ def test_no_link_of_the_laptop_is_followed(host: Path, here: Path, tmp_path: Pat
     assert list((here / ".git" / "hooks").iterdir()) == []
 
 
+def test_nothing_is_written_where_the_folder_of_results_is_a_link(host: Path, here: Path, tmp_path: Path) -> None:
+    """A repository can bring one."""
+    (tmp_path / "outputs").write_text("/code/pre-commit\n")
+    (here / "results").symlink_to(here / ".git" / "hooks")
+    assert "results is a link" in within("--remote", "you@far", "report", "jobs").err
+    assert list((here / ".git" / "hooks").iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["..", ".git"])
 def test_fetch_refuses_a_run_folder_whose_name_leads_elsewhere(
     host: Path, here: Path, tmp_path: Path, name: str

@@ -132,3 +132,15 @@ def test_a_site_restricts_the_search_by_its_name_or_its_file_and_an_unknown_one_
         ids("L1", site="./mine.yaml")
     with pytest.raises(ConfigError, match="no site 'tu-hcp'"):
         select_unfinished(site="tu-hcp")
+
+
+def test_a_run_folder_here_does_not_take_the_name_of_a_recorded_job(
+    jobs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("sweep", "other"):
+        (tmp_path / name).mkdir()
+        record = msgspec.json.encode(entry("9", name=name, run_dir=str(tmp_path / name)))
+        (tmp_path / name / "submitted.json").write_bytes(record)
+    assert ids("sweep") == ["200"]
+    assert ids("./sweep") == ids("other") == ["9"]

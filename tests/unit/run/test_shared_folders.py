@@ -107,6 +107,34 @@ def test_a_sweep_is_not_made_in_a_folder_of_another_user(shared: Path) -> None:
     assert os.listdir(shared / "runs" / "sweep-true") == []
 
 
+def test_a_link_of_another_user_to_my_project_file_runs_nothing_in_its_folder(
+    shared: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its program is a relative name: there it is that of the other user."""
+    (here / "hpcjobs.yaml").write_text("program: train.py\n")
+    plant(shared / "evil", Path.mkdir)
+    plant(shared / "evil" / "hpcjobs.yaml", lambda path: path.symlink_to(here / "hpcjobs.yaml"))
+    monkeypatch.chdir(shared / "evil")
+    assert "is not trusted as it is now" in within("submit", *LOCAL, "--dry-run").err
+
+
+@pytest.mark.parametrize("link", ["site_configs", "site_configs/lab.yaml"])
+def test_a_site_file_that_i_trust_is_not_trusted_through_a_link_of_another_user(
+    shared: Path, here: Path, monkeypatch: pytest.MonkeyPatch, link: str
+) -> None:
+    mine = here / "site_configs" / "lab.yaml"
+    mine.parent.mkdir()
+    mine.write_text("extends: local\nsetup: ['. ./env.sh']\n")
+    ok("sites", "trust", str(mine))
+    monkeypatch.chdir(here)
+    ok("submit", "--site", "lab", "--dry-run", "true")
+    plant(shared / "evil", Path.mkdir)
+    (shared / "evil" / link).parent.mkdir(exist_ok=True)
+    plant(shared / "evil" / link, lambda path: path.symlink_to(here / link))
+    monkeypatch.chdir(shared / "evil")
+    assert "is not trusted as it is now" in within("submit", "--site", "lab", "true").err
+
+
 @pytest.mark.parametrize("content", ["[[[", "a" * 2_000_000, "program: [}", "{1: 2}", "site: [x]"])
 def test_a_project_file_of_another_user_that_cannot_be_used_stops_no_verb(shared: Path, content: str) -> None:
     plant(shared / "hpcjobs.yaml", lambda path: path.write_text(content))
