@@ -33,7 +33,7 @@ from hpcjobs.errors import UNFORESEEN, HpcJobsError, HpcJobsWarning, nearest
 
 _REFUSALS = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EISDIR, errno.ENOTDIR),
-    *(errno.EIO, errno.ESTALE, errno.EFBIG),
+    *(errno.EIO, errno.ESTALE, errno.EFBIG, errno.EINVAL),
 )
 DEBUG_VARIABLE = "HPCJOBS_DEBUG"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import re
 import shlex
 import signal
@@ -21,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 from hpcjobs.errors import HpcJobsError, RequestError
+from hpcjobs.files import write_beside
 from hpcjobs.node.session.files import Connection, Tunnel, page
 from hpcjobs.ports import find_free_port, is_free
 from hpcjobs.processes import start as starting
@@ -411,7 +411,5 @@ def show(address: str, folder: Path) -> None:
     """Open the browser with a private file that redirects: every user can read an address on its command line."""
     path = folder / "open.html"
     text = f'<meta charset="utf-8"><meta http-equiv="refresh" content="0;url={escape(address)}"><title>hpcjobs</title>'
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
+    write_beside(path, text, durable=False)
     webbrowser.open(path.as_uri())

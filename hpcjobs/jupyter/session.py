@@ -43,7 +43,7 @@ from hpcjobs.run import logs
 from hpcjobs.run.control import cancel
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import own_record
-from hpcjobs.run.select import entries_of, select
+from hpcjobs.run.select import entries_of, require_own, select
 from hpcjobs.run.status import statuses
 from hpcjobs.run.submit import submit
 from hpcjobs.run.wait import wait
@@ -400,7 +400,10 @@ def sessions(*, site: str | None = None) -> list[Session]:
 
 
 def find(job: str | None, *, site: str | None = None) -> Entry:
-    """The session that ``job`` names as of `select`; None: the newest one. Raises UnknownJobError: no such session."""
+    """The session that ``job`` names as of `select`; None: the newest one.
+
+    Raises UnknownJobError: no such session. RequestError: its folder is not this user's: it names an ssh to type.
+    """
     if job is None:
         known = [entry for entry in entries_of(site) if _is_session(entry)]
         if not known:
@@ -409,6 +412,7 @@ def find(job: str | None, *, site: str | None = None) -> Entry:
     entry = select([job], site=site)[0]
     if not _is_session(entry):
         raise UnknownJobError(f"job {entry.job_id} is no session", hint="hpcjobs jupyter list shows those there are")
+    require_own(entry)
     return entry
 
 

@@ -9,12 +9,13 @@ session/                  files of the server: configuration, kernels, extension
 
 from __future__ import annotations
 
+import errno
 import json
 import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcjobs.files import write_beside
+from hpcjobs.files import read_regular, write_beside
 
 SETTINGS, BUNDLE, CONNECTION, COMMAND, FOLDER = (
     "session.json",
@@ -90,10 +91,29 @@ class Connection(NamedTuple):
 
 
 def read_settings(run_dir: Path) -> Settings:
-    """Read the request of this run folder's session; unknown settings of another version are left out."""
-    values: dict[str, Any] = json.loads((run_dir / SETTINGS).read_text(encoding="utf-8"))
-    known = {name: value for name, value in values.items() if name in Settings._fields}
-    return Settings(**{**known, "kernels": [Kernel(*kernel) for kernel in values["kernels"]]})
+    """Read the request of this run folder's session; unknown settings of another version are left out.
+
+    Raises OSError: it cannot be read, or is damaged.
+    """
+    values = _read(run_dir / SETTINGS)
+    try:
+        known = {name: value for name, value in values.items() if name in Settings._fields}
+        return Settings(**{**known, "kernels": [Kernel(*kernel) for kernel in values["kernels"]]})
+    except (AttributeError, LookupError, TypeError) as error:
+        raise _damage(run_dir / SETTINGS) from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Raises OSError: it cannot be read, or is no JSON."""
+    try:
+        values: dict[str, Any] = json.loads(read_regular(path))
+    except (ValueError, RecursionError) as error:
+        raise _damage(path) from error
+    return values
+
+
+def _damage(path: Path) -> OSError:
+    return OSError(errno.EINVAL, "damaged, or of another version", str(path))
 
 
 def forget_token(run_dir: Path) -> None:
@@ -107,12 +127,14 @@ def forget_token(run_dir: Path) -> None:
 
 
 def read_connection(run_dir: Path) -> Connection | None:
-    """The session's address; None: not yet, no longer, or of an unknown schema."""
+    """The session's address; None: not yet, no longer, or of an unknown schema. Raises OSError: it is damaged."""
     try:
-        values: dict[str, Any] = json.loads((run_dir / CONNECTION).read_text(encoding="utf-8"))
+        values = _read(run_dir / CONNECTION)
+        return Connection(**values) if values["schema"] == SCHEMA else None
     except FileNotFoundError:
         return None
-    return Connection(**values) if values["schema"] == SCHEMA else None
+    except (LookupError, TypeError) as error:
+        raise _damage(run_dir / CONNECTION) from error
 
 
 _FAIL_EARLY = ("-o", "ExitOnForwardFailure=yes")

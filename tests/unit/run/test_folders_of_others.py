@@ -251,3 +251,60 @@ def test_a_file_that_is_no_study_is_refused(here: Path, make: Callable[[Path], o
         make(path)
     refused = hpcjobs("report", "scaling", "s", timeout_s=60)
     assert (refused.code, "s.study.json is no study" in refused.err) == (4, True), refused
+
+
+@pytest.mark.parametrize("verb", [("jupyter", "open"), ("jupyter", "open", "--browser"), ("jupyter", "stop")])
+def test_a_session_in_somebody_elses_run_folder_names_no_ssh_to_type_and_writes_nowhere(
+    hostile: Hostile, verb: tuple[str, ...]
+) -> None:
+    hostile.edit("submitted.json", {"scheduler": "local", "job_id": "L99"})
+    settings = {
+        "kind": "lab",
+        "folder": "/",
+        "ssh_to_nodes": False,
+        "user": "you",
+        "relay": [],
+        "srun": None,
+        "slurm_conf": None,
+        "idle_s": None,
+        "limit_s": None,
+        "warn_s": 1,
+        "token": None,
+        "kernels": [],
+        "in_image": False,
+        "hidden": {},
+        "login": f"-oProxyCommand=touch {hostile.folder}/ran",
+    }
+    connection = {
+        "schema": 2,
+        "job_id": "L99",
+        "kind": "lab",
+        "host": "n1",
+        "socket": "/s",
+        "port": 4444,
+        "token": "t",
+        "path": "/lab",
+        "python": "python3",
+        "started": time.time(),
+        "ends": None,
+    }
+    mine = Path.home() / ".bashrc"
+    mine.write_text("mine\n")
+    (hostile.folder / "session.json").write_text(json.dumps(settings))
+    (hostile.folder / "connection.json").write_text(json.dumps(connection))
+    (hostile.folder / "open.html").symlink_to(mine)
+    answer = within(*verb, str(hostile.folder))
+    assert answer.code == 5, answer
+    assert "you have not submitted" in answer.err
+    assert "ProxyCommand" not in answer.out + answer.err
+    assert mine.read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("content", ["[[[", "{}", "[]", "9" * 9000])
+@pytest.mark.parametrize("name", ["session.json", "connection.json"])
+def test_a_damaged_file_of_a_session_is_named(here: Path, name: str, content: str) -> None:
+    run_dir = Path(ok("submit", "--site", "local", "--json", "--wait", "true").json["run_dir"])
+    (run_dir / "session.json").write_text(json.dumps({"kernels": []}))
+    (run_dir / name).write_text(content)
+    answer = within("jupyter", "stop", "L1")
+    assert (answer.code, f"{run_dir}/" in answer.err, "damaged" in answer.err) == (3, True, True), answer
