@@ -8,7 +8,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
@@ -197,12 +197,11 @@ _MOST_FAILURES = 20
 """Jobs and tasks that are described one by one."""
 
 
-def print_failures(jobs: Iterable[Known], *, printed: Mapping[str, str]) -> None:
+def _print_failures(jobs: Iterable[Known], *, print_states: Callable[[list[JobRecord]], None]) -> None:
     """Print how failed jobs ended; for the first one also its last lines and the command that explains it.
 
-    Beyond 20 jobs the rest is counted by state; jobs of unknown state come last.
-
-    ``printed``: the ends that have a line already, by job; they are not printed again.
+    Beyond 20 jobs the rest is counted by state; jobs of unknown state come last. ``print_states`` prints the ends that
+    have no line yet.
     """
     failed = [(job.entry, record) for job in jobs for record in job.records if record.state is not State.COMPLETED]
     failed.sort(key=lambda job: job[1].state is State.UNKNOWN)
@@ -217,9 +216,8 @@ def print_failures(jobs: Iterable[Known], *, printed: Mapping[str, str]) -> None
         if first is not None:
             end = describe_exit(first.exit_code)
             who = f"first failure: rank {first.rank} on {first.host}{'' if end in record.ending else f', {end}'}"
-        if printed.get(record.job_id) != _describe_state(record):
-            note(f"job {record.job_id} {_describe_state(record)}{f'; {who}' if who else ''}")
-        elif who:
+        print_states([record])
+        if who:
             note(f"job {record.job_id} {who}")
         past = read_attempts(task_dir(Path(entry.run_dir), record.job_id))
         if past and past[-1].decision.startswith("ended"):
@@ -232,11 +230,6 @@ def print_failures(jobs: Iterable[Known], *, printed: Mapping[str, str]) -> None
             note(f"next: hpcjobs why {record.job_id}")
     if rest := Counter(record.state.value for _, record in failed[_MOST_FAILURES:]):
         note(f"and {', '.join(f'{count:,} {state}' for state, count in rest.items())}; hpcjobs ps -a lists them")
-
-
-def _describe_state(record: JobRecord) -> str:
-    """``RUNNING``, ``COMPLETED``, ``FAILED, exit code 3``."""
-    return record.state.value + _describe_ending(record)
 
 
 def _describe_ending(record: JobRecord) -> str:
@@ -322,7 +315,7 @@ def wait_for(entries: list[Entry], *, timeout_s: float | None = None, as_json: b
         changes.print_states([record for record in records if record.state is State.COMPLETED])
     if as_json:
         print_output("wait", records)
-    print_failures(known, printed=changes.printed)
+    _print_failures(known, print_states=changes.print_states)
     print_figures(known)
     return exit_code(known)
 
@@ -376,15 +369,10 @@ class _Changes:
                     remaining_s=progress.remaining_s,
                 )
 
-    @property
-    def printed(self) -> Mapping[str, str]:
-        """The last state of each job that has a line, with its exit code."""
-        return self._printed
-
     def print_states(self, records: list[JobRecord]) -> None:
         """Print a line for each job with a new state."""
         for record in records:
-            if self._printed.get(record.job_id) != (state := _describe_state(record)):
+            if self._printed.get(record.job_id) != (state := record.state.value + _describe_ending(record)):
                 self._printed[record.job_id] = state
                 where = f" on {record.node_list}" if record.node_list else ""
                 reason = f" ({record.reason})" if record.reason and not where else ""

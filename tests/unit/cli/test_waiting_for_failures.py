@@ -30,6 +30,23 @@ def test_the_last_lines_of_the_first_failing_rank_its_signal_and_the_next_comman
     assert "cause: Killed by signal 9" in ok("why", "L1").out
 
 
+def test_a_failure_after_a_while_has_the_same_lines_as_one_at_once(here: Path) -> None:
+    program, host = here / "train.sh", os.uname().nodename
+    program.write_text('#!/bin/bash\nuntil [ -e go ]; do sleep 0.1; done\n[ "$RANK" = 1 ] && exit 7; sleep 60\n')
+    program.chmod(0o755)
+    ok("submit", "--site", "local", "--launcher", "spawn", "--ntasks-per-node", "2", "./train.sh")
+    command = [sys.executable, "-m", "hpcjobs", "wait", "L1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stderr is not None
+        assert waiting.stderr.readline() == f"hpcjobs: job L1 RUNNING on {host}\n"
+        (here / "go").touch()
+        lines = waiting.stderr.read().splitlines()
+    assert waiting.returncode == 7
+    expected = [f"hpcjobs: job L1 FAILED on {host}, exit code 7", f"hpcjobs: job L1 first failure: rank 1 on {host}"]
+    assert lines[:2] == expected
+    assert expected == [line for line in within("wait", "L1").err.splitlines() if line in expected]
+
+
 def test_ctrl_c_while_waiting_says_that_the_job_goes_on_and_how_to_cancel_it() -> None:
     terminal, inside = pty.openpty()
     # A session of its own whose terminal this is: Ctrl-C reaches it as it does a shell's command.
