@@ -8,10 +8,19 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from commandline import ok, within
+from msgspec.structs import replace
 from waiting import eventually
+
+from hpcjobs.cli import follow
+from hpcjobs.run.index import Entry
+from hpcjobs.run.select import newest
+from hpcjobs.run.status import Known, statuses
+from hpcjobs.scheduler.base import JobRecord, State
 
 
 def test_the_last_lines_of_the_first_failing_rank_its_signal_and_the_next_command_are_printed(here: Path) -> None:
@@ -30,21 +39,22 @@ def test_the_last_lines_of_the_first_failing_rank_its_signal_and_the_next_comman
     assert "cause: Killed by signal 9" in ok("why", "L1").out
 
 
-def test_a_failure_after_a_while_has_the_same_lines_as_one_at_once(here: Path) -> None:
-    program, host = here / "train.sh", os.uname().nodename
-    program.write_text('#!/bin/bash\nuntil [ -e go ]; do sleep 0.1; done\n[ "$RANK" = 1 ] && exit 7; sleep 60\n')
-    program.chmod(0o755)
-    ok("submit", "--site", "local", "--launcher", "spawn", "--ntasks-per-node", "2", "./train.sh")
-    command = [sys.executable, "-m", "hpcjobs", "wait", "L1"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as waiting:
-        assert waiting.stderr is not None
-        assert waiting.stderr.readline() == f"hpcjobs: job L1 RUNNING on {host}\n"
-        (here / "go").touch()
-        lines = waiting.stderr.read().splitlines()
-    assert waiting.returncode == 7
-    expected = [f"hpcjobs: job L1 FAILED on {host}, exit code 7", f"hpcjobs: job L1 first failure: rank 1 on {host}"]
-    assert lines[:2] == expected
-    assert expected == [line for line in within("wait", "L1").err.splitlines() if line in expected]
+@pytest.mark.parametrize("seen", [[State.RUNNING], [State.RUNNING, State.FAILED], [State.FAILED], []])
+def test_a_failure_has_the_same_lines_whichever_states_were_seen_before(
+    monkeypatch: pytest.MonkeyPatch, seen: list[State]
+) -> None:
+    assert within("submit", "--site", "local", "--launcher", "spawn", "--wait", "sh", "-c", "exit 7").code == 7
+    ((entry, (end,)),) = statuses([newest()])
+
+    def wait_for_ends(entries: list[Entry], *, progress: Callable[[list[JobRecord]], None], **_: object) -> list[Known]:
+        for state in seen:
+            progress([replace(end, state=state, exit_code=end.exit_code if state.ended else None)])
+        return [Known(entry, [end])]
+
+    monkeypatch.setattr(follow, "wait_for_ends", wait_for_ends)
+    lines, host = within("wait", "L1").err.splitlines(), os.uname().nodename
+    first = lines.index(f"hpcjobs: job L1 FAILED on {host}, exit code 7")
+    assert lines[first + 1] == f"hpcjobs: job L1 first failure: rank 0 on {host}"
 
 
 def test_ctrl_c_while_waiting_says_that_the_job_goes_on_and_how_to_cancel_it() -> None:
