@@ -109,7 +109,9 @@ def _write(file: IO[bytes], run_dir: Path, about: bytes, mode: str) -> int:
                 member.size = os.fstat(content.fileno()).st_size
                 summed = _Summed(content)
                 tar.addfile(member, summed)
-            sums.append(f"{summed.sum.hexdigest()}  {name}\n")
+            escaped = name.replace("\\", "\\\\").replace("\n", "\\n")  # as sha256sum prints and reads such names
+            mark = "" if escaped == name else "\\"
+            sums.append(f"{mark}{summed.sum.hexdigest()}  {escaped}\n")
         _add_text(tar, SUMS, "".join(sums).encode("utf-8", "surrogateescape"))
     return len(sums) - 1
 
