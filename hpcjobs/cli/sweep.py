@@ -20,7 +20,6 @@ from hpcjobs.cli.progress import wait_for_sweep
 from hpcjobs.cli.submit import print_notes
 from hpcjobs.cli.terminal import write_document
 from hpcjobs.errors import RequestError
-from hpcjobs.files import naming_errors
 from hpcjobs.job.models import JobSpec
 from hpcjobs.job.project import refuse_job_name
 from hpcjobs.remote.connection import record_output
@@ -242,13 +241,14 @@ def results(
 
 
 def _write_csv(table: Results, path: Path) -> None:
+    from hpcjobs.pages import save_file
+
+    text = io.StringIO()
+    table.write_csv(text)
     if str(path) == "-":
-        text = io.StringIO()
-        table.write_csv(text)
         write_document(text.getvalue())
         return
-    with naming_errors(path), path.open("w", encoding="utf-8", newline="") as file:
-        table.write_csv(file)
+    save_file(path, text.getvalue())
     record_output(path)
 
 

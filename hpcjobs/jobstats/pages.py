@@ -23,7 +23,7 @@ from hpcjobs.jobstats.columns import JobFilter
 from hpcjobs.jobstats.sources import AccountingTable, read_request
 from hpcjobs.jobstats.totals import totals
 from hpcjobs.jobstats.usage import Advice, JobUsage, advise
-from hpcjobs.pages import PageTable, Picture, Section, figures, render, save_file, save_parquet
+from hpcjobs.pages import PageTable, Picture, Section, figures, make_page_folder, render, save_file, save_parquet
 from hpcjobs.record.monitor import Sample
 from hpcjobs.run.index import Entry
 from hpcjobs.run.progress import NodeSamples
@@ -77,7 +77,7 @@ def mean_over_intervals(jobs: pl.DataFrame, intervals: Intervals, first: str, la
 
 def write_jobs(table: AccountingTable, folder: Path, job_filter: JobFilter, *, site: Site) -> list[Path]:
     """Write index.html, jobs.parquet and the pictures (PNG, SVG) to ``folder``."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_page_folder(folder)
     now = time.time()
     end = now if job_filter.until is None else min(now, job_filter.until)
     jobs = table.jobs
@@ -456,7 +456,7 @@ def write_load(
     title: str, lead: str, nodes: Sequence[NodeSamples], folder: Path, *, facts: Mapping[str, str | None]
 ) -> list[Path]:
     """Write index.html and the pictures (PNG, SVG) of the measured quantities to ``folder``."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_page_folder(folder)
     made = {quantity: figure for quantity in _QUANTITIES if (figure := _draw(quantity, nodes)) is not None}
     every = [sample for node in nodes for sample in node.samples]
     begin = min(node.started_at for node in nodes)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import jinja2
 
 from hpcjobs import __version__
-from hpcjobs.files import file_name, write_beside
+from hpcjobs.files import file_name, make_folder, require_unplanted, write_beside
 
 if TYPE_CHECKING:
     import polars as pl
@@ -22,9 +22,18 @@ def page_folder(name: str, kind: str) -> Path:
     return Path(f"{file_name(name)}-{kind}")
 
 
+def make_page_folder(folder: Path) -> None:
+    """Make the folder of a page. Raises OSError: another user has put a link or a folder there beforehand."""
+    require_unplanted(folder)
+    make_folder(folder, 0o777)
+
+
 def save_file(path: Path, content: bytes | str) -> None:
-    """Write a file of a page in one step: a link of its name is replaced, not followed."""
-    write_beside(path, content, mode=None, durable=False)
+    """Write a file of a page in one step: a link of its name is replaced, not followed, but for /dev/stdout."""
+    if path.is_relative_to("/dev"):
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    else:
+        write_beside(path, content, mode=None, durable=False)
 
 
 def save_csv(path: Path, frame: pl.DataFrame) -> None:

@@ -20,7 +20,17 @@ from msgspec.structs import replace
 from hpcjobs.errors import ConfigError
 from hpcjobs.files import file_name
 from hpcjobs.jobstats.columns import format_energy
-from hpcjobs.pages import PageTable, Picture, Section, figures, render, save_csv, save_file, save_parquet
+from hpcjobs.pages import (
+    PageTable,
+    Picture,
+    Section,
+    figures,
+    make_page_folder,
+    render,
+    save_csv,
+    save_file,
+    save_parquet,
+)
 from hpcjobs.pages.figures import COLOURS, GREY, INK, add_legend, choose_labels, escape_math, new_figure
 from hpcjobs.scaling.analysis import Analysis, SizeResult
 from hpcjobs.scaling.fits import Interval
@@ -339,7 +349,7 @@ def write(
     ``comparisons``: with another study, or of a series with the first one; ``picture`` shows them. ``matrix``: the
     table of a study with several series; each series then has a page in a subfolder.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_page_folder(folder)
     made = {} if picture is None else {"comparison": picture}
     if matrix is None:
         (analysis,) = series.values()

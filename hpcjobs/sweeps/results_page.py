@@ -18,7 +18,17 @@ from matplotlib.figure import Figure
 from msgspec import UNSET
 
 from hpcjobs.errors import ConfigError
-from hpcjobs.pages import PageTable, Picture, Section, figures, render, save_csv, save_file, save_parquet
+from hpcjobs.pages import (
+    PageTable,
+    Picture,
+    Section,
+    figures,
+    make_page_folder,
+    render,
+    save_csv,
+    save_file,
+    save_parquet,
+)
 from hpcjobs.pages.figures import BEHIND, COLOURS, GREY, INK, add_legend, choose_labels, escape_math, new_figure
 from hpcjobs.site.library import load_site
 from hpcjobs.site.partition import describe_nodes
@@ -190,7 +200,7 @@ def write(
         facts: facts common to all cells: program, site, partition, nodes, date.
         compared: the ``rows`` that have a rank by ``metric``, best first; the others are counted.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_page_folder(folder)
     made = draw_figures(compared, params, metric, best=compared[0]) if compared else {}
     written = figures.save(made, folder)
     columns = [*params, metric, "state", "elapsed_s", "nodes", "job_id", "folder"]

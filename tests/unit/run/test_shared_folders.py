@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commandline import Answer, ok, within
+from commandline import Answer, hpcjobs, ok, within
 from scripted_slurm import answer
 
 ANOTHER = 65534
@@ -159,3 +159,21 @@ def test_site_files_of_another_user_that_cannot_be_used_stop_no_verb(
     listed = ok("ps")
     assert f"left out: {shared}/site_configs/a.yaml:2: not valid YAML" in listed.err
     assert f"left out: {shared}/site_configs/b.yaml: cannot be read: it is no file" in listed.err
+
+
+def test_no_page_or_table_is_written_where_another_user_leads_it(shared: Path, here: Path) -> None:
+    program = 'echo \'{"loss": 1}\' > "$HPCJOBS_RUN_DIR/summary.json"'
+    ok("sweep", "run", *LOCAL, "--name", "s", "--wait", "--set", "lr=1,2", "--", "sh", "-c", program)
+    mine = here / "mine"
+    mine.mkdir()
+    (mine / "index.html").write_text("mine")
+    plant(shared / "s-report", lambda path: path.symlink_to(mine))
+    refused(within("report", "sweep", "s"), shared / "s-report")
+    (shared / "s-report").unlink()
+    plant(shared / "s-report", Path.mkdir)
+    refused(within("report", "sweep", "s"), shared / "s-report")
+    plant(shared / "s.csv", lambda path: path.symlink_to(mine / "index.html"))
+    ok("sweep", "results", "s", "--csv", "s.csv")
+    assert (os.listdir(mine), (mine / "index.html").read_text()) == (["index.html"], "mine")
+    assert "lr" in hpcjobs("sweep", "results", "s", "--csv", "/dev/stdout").out
+    assert os.path.islink("/dev/stdout")
