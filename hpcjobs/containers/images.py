@@ -9,6 +9,7 @@ import shlex
 import struct
 from collections.abc import Iterator, Mapping
 from glob import glob
+from itertools import islice
 from pathlib import Path
 from string import Template
 from typing import NamedTuple
@@ -17,6 +18,7 @@ import msgspec
 
 from hpcjobs.data import data_folder
 from hpcjobs.errors import ConfigError, RequestError, nearest, reason_of
+from hpcjobs.files import read_regular
 from hpcjobs.site.checks import Frozen, Moment
 from hpcjobs.site.models import Containers, Site
 from hpcjobs.site.trust import is_project_folder, is_trusted, refusal_of_file
@@ -249,10 +251,19 @@ class Recipe(NamedTuple):
     text: str
     arguments: dict[str, str]
     """Name -> default, of its ``%arguments``."""
-    files: tuple[Path, ...]
-    """Absolute paths of the local files that ``From:`` and ``%files`` take in, with the arguments' defaults."""
     about: str
     """The comment at its head."""
+
+    @property
+    def files(self) -> list[Path]:
+        """Absolute paths of the local files that ``From:`` and ``%files`` take in, with the arguments' defaults.
+
+        Raises ConfigError: there are too many.
+        """
+        return _list_files(self, self.arguments)
+
+
+_MOST_FILES = 10_000
 
 
 def recipe_folders() -> tuple[Path, ...]:
@@ -290,8 +301,15 @@ def find_recipe(name: str) -> Recipe:
 
 def recipe_content(recipe: Recipe) -> str:
     """The content of a recipe that is trusted: its text, and the images and files that it takes in."""
-    files = (f"\0{path}\0{sha256(path) if path.is_file() else ''}" for path in recipe.files)
+    files = (f"\0{path}\0{_sum_file(recipe, path) if path.is_file() else ''}" for path in recipe.files)
     return recipe.text + "".join(files)
+
+
+def _sum_file(recipe: Recipe, path: Path) -> str:
+    try:
+        return sha256(path)
+    except OSError as error:
+        raise ConfigError(f"recipe {recipe.path}: {path} cannot be read: {reason_of(error)}") from error
 
 
 def _is_path(name: str) -> bool:
@@ -308,13 +326,13 @@ def read_recipe(name: str) -> Recipe:
         looked = "".join(f"\n  {folder}" for folder in dict.fromkeys(recipe_folders()))
         raise RequestError(f"no recipe {name!r}; looked in{looked}", hint=nearest(name, recipes()))
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"recipe {path}: cannot be read: {reason_of(error)}") from error
     sections = _sections(text)
     arguments = _arguments(path, sections)
     about = " ".join(line.lstrip("# ") for line in text.split("\n\n")[0].splitlines() if line.startswith("#"))
-    return Recipe(path.stem, path, text, arguments, tuple(_list_files(path.parent, text, arguments)), about)
+    return Recipe(path.stem, path, text, arguments, about)
 
 
 def resolve_arguments(recipe: Recipe, given: Mapping[str, str]) -> dict[str, str]:
@@ -341,18 +359,28 @@ def recipe_hash(recipe: Recipe, arguments: Mapping[str, str], base_digest: str |
     for name in sorted(arguments):
         digest.update(f"\0{name}={arguments[name]}".encode())
     base = recipe.path.parent / arguments.get("base", "")  # base_digest covers it
-    for path in _list_files(recipe.path.parent, recipe.text, arguments):
+    for path in _list_files(recipe, arguments):
         if "base" in arguments and path.is_relative_to(base):
             continue
         if not path.is_file():
             raise ConfigError(f"recipe {recipe.path}: there is no file {path}")
-        digest.update(f"\0{path.name}\0{sha256(path)}".encode())
+        digest.update(f"\0{path.name}\0{_sum_file(recipe, path)}".encode())
     digest.update(f"\0{base_digest}".encode())
     return digest.hexdigest()[:16]
 
 
-def _list_files(folder: Path, text: str, arguments: Mapping[str, str]) -> Iterator[Path]:
-    """The local files that a build in ``folder`` takes in; missing files too."""
+def _list_files(recipe: Recipe, arguments: Mapping[str, str]) -> list[Path]:
+    """The local files that a build takes in; missing files too. Raises ConfigError: there are too many."""
+    files = list(islice(_find_files(recipe.path.parent, recipe.text, arguments), _MOST_FILES))
+    if len(files) == _MOST_FILES:
+        raise ConfigError(
+            f"recipe {recipe.path} takes in {_MOST_FILES:,} files or more, such as {files[-1]}",
+            hint="put them into a tar file, or let the recipe fetch them in %post",
+        )
+    return files
+
+
+def _find_files(folder: Path, text: str, arguments: Mapping[str, str]) -> Iterator[Path]:
     filled = _VARIABLE.sub(lambda match: arguments.get(match[1], match[0]), text)
     bootstrap = ""
     for line in filled.splitlines():

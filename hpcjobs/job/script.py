@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from hpcjobs import __version__
 from hpcjobs.data import data_folder, plain_text
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError, nearest, reason_of
-from hpcjobs.files import cache_dir, config_dir, file_name, make_folder
+from hpcjobs.files import cache_dir, config_dir, file_name, make_folder, read_regular
 from hpcjobs.job.environment import (
     FIGURES_PROGRAM,
     MONITOR_PROGRAM,
@@ -68,7 +68,7 @@ def is_template(path: Path) -> bool:
 def read_template(path: Path) -> str:
     """Return the text of a template before rendering. Raises ConfigError: it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"template {path}: cannot be read: {reason_of(error)}") from error
 

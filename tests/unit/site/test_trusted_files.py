@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import stat
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from commandline import await_answer, ok, start, within
+from commandline import hpcjobs as run_hpcjobs
 from scripted_slurm import answer
 
 import hpcjobs
@@ -441,3 +443,30 @@ def test_a_folder_that_is_a_link_to_itself_ends_no_command(here: Path, name: str
     ok("submit", "--site", "local", "--dry-run", "true")
     ok("sites")
     assert "nothing to trust" in ok("sites", "trust").out
+
+
+@pytest.mark.parametrize("kind", ["pipe", "huge", "whole machine", "memory"])
+def test_a_recipe_of_a_project_that_cannot_be_one_stops_no_verb(here: Path, kind: str) -> None:
+    (here / "containers").mkdir()
+    recipe = here / "containers" / "x.def"
+    source = {"whole machine": "/", "memory": "/proc/self/mem"}.get(kind, "")
+    recipe.write_text(f"Bootstrap: docker\nFrom: debian:12\n\n%files\n  {source} /x\n")
+    if kind == "pipe":
+        recipe.unlink()
+        os.mkfifo(recipe)
+    elif kind == "huge":
+        os.truncate(recipe, 20 << 30)
+    (here / "site.yaml").write_text("scheduler: local\ncontainers: {runtime: apptainer, folder: images}\n")
+    site = ("--site", "./site.yaml")
+    for verb in (("container", "list", *site), ("container", "build", "x", *site), ("sites", "trust", str(recipe))):
+        answer = run_hpcjobs(*verb, timeout_s=60)
+        assert answer.code in (0, ConfigError.exit_code), answer
+        if answer.code:
+            assert str(recipe) in answer.err
+
+
+def test_a_huge_template_is_refused_before_it_is_trusted(here: Path) -> None:
+    huge = template(here, "job.sh.j2", "")
+    os.truncate(huge, 20 << 30)
+    answer = run_hpcjobs("sites", "trust", str(huge), timeout_s=60)
+    assert (answer.code, f"template {huge}: cannot be read: larger than 64 MiB" in answer.err) == (4, True), answer
