@@ -257,16 +257,15 @@ def _remove_folder(run_dir: str) -> bool:
     """
     parent, name = os.path.split(run_dir)
     leaving = os.path.join(parent, f".{name}.removed")
-    gone = contextlib.suppress(FileNotFoundError)  # another prune removes it at the same time
     try:
         if os.path.lexists(run_dir):
             for folder, _, _ in os.walk(run_dir):
                 if not os.access(folder, os.W_OK | os.X_OK) and os.path.lexists(folder):
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
-            with gone:
+            with contextlib.suppress(FileNotFoundError):  # another prune removes it at the same time
                 os.rename(run_dir, leaving)
         while os.path.lexists(leaving):
-            with gone:
+            with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(leaving)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
