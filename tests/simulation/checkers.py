@@ -182,12 +182,15 @@ def _has_no_note(life: Life) -> bool:
 
 
 def _is_untraceable(life: Life, folder: str, jobs: list[Job]) -> bool:
-    """Slurm has forgotten it, keeps no command of it, and it wrote nothing: no trace is left to find it by."""
+    """Slurm has forgotten it, shows no command of it, and it wrote nothing: no trace is left to find it by."""
     if os.path.exists(f"{folder}/state.json") or list(Path(folder).glob("*/state.json")):
         return False
     if any(job.number in life.slurm.jobs for job in jobs):
         return False
-    return _keeps_no_trace(life)
+    # sacct shows the last job of an id alone.
+    roots = {job.root for job in jobs if job.state == "LOST"}
+    is_given_again = any(other.root in roots and other.script != jobs[0].script for other in life.slurm.every)
+    return _keeps_no_trace(life) or is_given_again
 
 
 def check_shown(life: Life, who: str, rows: list[tuple[str | None, JobRecord]]) -> None:
@@ -352,7 +355,7 @@ def check_waits(life: Life, one: Submission) -> None:
         is_unknown = any(record.state.value == "UNKNOWN" for known in this.known for record in known.records)
         # A signal that is not Slurm's: what the job wrote about it is all that is left without accounting.
         is_signalled = any("SIGTERM, not handled" in line and "job" in line for line in life.world.trace)
-        is_certain = not is_unknown and not (is_signalled and life.settings.accounting in ("absent", "lossy"))
+        is_certain = not is_unknown and not (is_signalled and life.settings.accounting in ("absent", "lossy", "late"))
         if states == {"COMPLETED"} and this.code != 0 and not one.requeued and is_certain:
             life.errors.append(f"{one.plan.run_dir}: wait ends with {this.code}, and the job completed")
         _check_code(life, one, this, is_certain=is_certain)
@@ -480,7 +483,8 @@ def check_states(life: Life) -> None:
             }
             if may_differ and not _accounting_answers(life):
                 continue  # what a job writes at its time limit is all that is left
-            if final is not None and final[1] != state and not any(final[0] <= start <= when for start in starts):
+            lag_s = life.settings.accounting_lag_s if life.settings.accounting == "late" else 0.0
+            if final is not None and final[1] != state and not any(final[0] - lag_s <= at <= when for at in starts):
                 life.errors.append(
                     f"{run_dir}: job {job_id} was {final[1]} ({final[2]}), and then {state} ({source}) to {who}"
                 )
