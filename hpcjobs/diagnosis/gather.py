@@ -252,7 +252,7 @@ def _per_node(text: str, nodes: int, cpus: int) -> int | None:
 
 LogFile: TypeAlias = "tuple[Path, int | None]"
 """A file, and the rank that wrote it; None: several ranks."""
-_RANK_FILE = re.compile(r"(?P<job>.*_)(?P<rank>\d+)_log\.(?:out|err)")
+_RANK_FILE = re.compile(r"(?P<job>.*_)(?P<rank>\d{1,6})_log\.(?:out|err)")
 """How submitit names the files of each rank."""
 
 

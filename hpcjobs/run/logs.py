@@ -26,7 +26,7 @@ from hpcjobs.scheduler.base import Report, connect, discard
 from hpcjobs.slurm_commands import hosts_of
 from hpcjobs.units import array_text
 
-RANK_LABEL = re.compile(r" *0*(\d+):(?!\d\d\b) ?")
+RANK_LABEL = re.compile(r" *0*(\d{1,6}):(?!\d\d\b) ?")
 """Not the hour of a line that begins with a time of day."""
 _MOST_HELD = 5_000
 """So many different lines are held back at most, to wait for equal ones of other ranks: a program that writes to a pipe
