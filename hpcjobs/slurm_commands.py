@@ -355,22 +355,42 @@ def _local_time(moment: float) -> str:
 
 HOST_PART = re.compile(r"((?:[^,\[]|\[[^\]]*\])+)")
 """A part of a host list, between commas outside brackets."""
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?\Z")
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?\Z")
 _LONGEST_RANGE = 64 * 1024
-"""Slurm's own limit (MAX_RANGE of its hostlist.c)."""
+"""Slurm's own limit (MAX_RANGE of its hostlist.c), here of all names in a list."""
+_LONGEST_NAME = 255
+"""Of a host in ranges."""
 
 
 def hosts_of(nodelist: str) -> List[str]:
-    """``tu[01-03,7],x1`` -> ``tu01 tu02 tu03 tu7 x1``; numbers keep their zeros."""
-    return [host for part in HOST_PART.findall(nodelist) for host in _expand(part)]
+    """``tu[01-03,7],x1`` -> ``tu01 tu02 tu03 tu7 x1``; numbers keep their zeros.
+
+    Raises ValueError: a range that is none, or of too many hosts.
+    """
+    hosts: List[str] = []
+    for part in HOST_PART.findall(nodelist):
+        hosts += _expand(part, _LONGEST_RANGE - len(hosts)) if "[" in part else [part]
+    return hosts
 
 
-def _expand(part: str) -> List[str]:
-    before, bracket, rest = part.partition("[")
-    if not bracket:
-        return [part]
-    inside, _, after = rest.partition("]")
-    return [f"{before}{number}{tail}" for number in _numbers(inside) for tail in _expand(after)]
+def read_hosts(nodelist: Optional[str]) -> List[str]:
+    """As `hosts_of` of a list that Slurm or a file gave; one that cannot be read is one name, as it is printed."""
+    try:
+        return hosts_of(nodelist or "")
+    except ValueError:
+        return [nodelist or ""]
+
+
+def _expand(part: str, most: int) -> List[str]:
+    names, rest = [""], part
+    while rest:
+        before, bracket, rest = rest.partition("[")
+        inside, _, rest = rest.partition("]")
+        numbers = _numbers(inside) if bracket else [""]
+        if len(names) * len(numbers) > most or len(names[0]) + len(before) > _LONGEST_NAME:
+            raise ValueError(f"{part[:80]!r} in a host list is more than {_LONGEST_RANGE} hosts, or names too long")
+        names = [f"{name}{before}{number}" for name in names for number in numbers]
+    return names
 
 
 def _numbers(inside: str) -> List[str]:
@@ -378,9 +398,9 @@ def _numbers(inside: str) -> List[str]:
     for piece in inside.split(","):
         match = _RANGE.match(piece)
         if match is None:
-            raise ValueError(f"{piece!r} in a host list is no number and no range")
+            raise ValueError(f"{piece[:80]!r} in a host list is no number and no range")
         first, last = match.group(1), match.group(2) or match.group(1)
-        if int(last) - int(first) >= _LONGEST_RANGE:
+        if len(numbers) + int(last) - int(first) >= _LONGEST_RANGE:
             raise ValueError(f"{piece!r} in a host list is a range of more than {_LONGEST_RANGE} hosts")
         numbers += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
     return numbers

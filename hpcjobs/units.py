@@ -185,7 +185,7 @@ def check_array(spec: str) -> None:
 
     Raises ValueError: not an array specification, or too large.
     """
-    if (tasks := sum(map(len, _ranges(spec)))) > MAX_TASKS:
+    if (tasks := sum(map(len, index_ranges(spec)))) > MAX_TASKS:
         raise ValueError(f"{tasks} tasks; hpcjobs submits arrays of up to {MAX_TASKS}")
 
 
@@ -194,7 +194,7 @@ def array_indices(spec: str) -> list[int]:
 
     Raises ValueError: not an array specification, or an index above `MAX_INDEX`.
     """
-    return sorted(set[int]().union(*_ranges(spec)))
+    return sorted(set[int]().union(*index_ranges(spec)))
 
 
 def array_text(indices: Iterable[int]) -> str:
@@ -208,7 +208,8 @@ def array_text(indices: Iterable[int]) -> str:
     return ",".join("-".join(str(n) for n in run) for run in runs)
 
 
-def _ranges(spec: str) -> list[range]:
+def index_ranges(spec: str) -> list[range]:
+    """The parts of ``spec`` in its order, not expanded. Raises ValueError: as `array_indices`."""
     parts, throttled, throttle = spec.partition("%")
     if throttled and not _THROTTLE.match(throttle):
         raise _not_understood(spec)
@@ -241,7 +242,7 @@ def _too_large(part: str) -> ValueError:
 def count_tasks(job_id: str) -> int:
     """How many tasks an id stands for: 3 for ``12_[3-5%2]``, 1 for ``12`` and ``12_3``."""
     _, bracket, inside = job_id.partition("_[")
-    return sum(map(len, _ranges(inside.rstrip("]")))) if bracket else 1
+    return sum(map(len, index_ranges(inside.rstrip("]")))) if bracket else 1
 
 
 def task_ids(job_id: str) -> list[str]:

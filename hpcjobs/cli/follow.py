@@ -148,7 +148,7 @@ def _selection(
     return Selection(rank=rank, node=node, pattern=pattern, last=count, since=moment, merges=merge)
 
 
-_RANK = re.compile(r"(?P<before>(?:\S*T\S+ | {20,})?(?:\[\d+\] )?)(?P<label> *(?P<rank>\d+):)(?= )")
+_RANK = re.compile(r"(?P<before>(?:\S*T\S+ | {20,})?(?:\[\d+\] )?)(?P<label> *0*(?P<rank>\d{1,6}):)(?= )")
 """Prefix of a line: a time, an array task's number, the rank."""
 _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
 """Of SGR, for ranks in turn; red is left to errors."""

@@ -23,6 +23,7 @@ from hpcjobs.diagnosis.matches import Match, choose_match, find_matches, is_inde
 from hpcjobs.diagnosis.rules.system import PROGRAM_ERROR
 from hpcjobs.diagnosis.values import Diagnosis, Evidence, Failure, JobFacts, Kind, LogLine
 from hpcjobs.job.environment import OTHER_ENVIRONMENTS, find_private_installer
+from hpcjobs.record.values import read_count
 from hpcjobs.scheduler.base import describe_exit, signal_of
 from hpcjobs.units import human_bytes, human_duration, slurm_time
 
@@ -359,7 +360,8 @@ def _conclude(
 
 def _by_rule(match: Match) -> _Conclusion:
     rule = match.rule
-    rank = int(match.values["rank"]) if match.values.get("rank", "").isdigit() else match.line.rank
+    named = read_count(match.values.get("rank", ""), digits=6)
+    rank = match.line.rank if named is None else named
     host = match.values.get("host") or match.line.host
     certain = rule.certain and not match.is_doubtful and not match.is_quoted
     return _Conclusion(EndCause(rule.cause, rule.text, rule.fix, certain), match, rank, host)

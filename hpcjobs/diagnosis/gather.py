@@ -21,6 +21,7 @@ from hpcjobs.errors import CommandMissingError, HpcJobsWarning, SchedulerError, 
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.record import BATCH_SCRIPT, STATE
 from hpcjobs.record.manifest import RequestedJob
+from hpcjobs.record.values import read_count
 from hpcjobs.run import logs as job_logs
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import own_ids, read_job_manifest, read_request, read_state
@@ -31,7 +32,7 @@ from hpcjobs.scheduler.slurm import parse
 from hpcjobs.scheduler.slurm.outputs import accounted_files, files_of_steps, find_script
 from hpcjobs.scheduler.slurm.parse import Table, TableRow, accounted_reason, parse_scontrol
 from hpcjobs.scheduler_kind import CLUSTER
-from hpcjobs.slurm_commands import hosts_of
+from hpcjobs.slurm_commands import read_hosts
 
 _TABLE = Table(
     (
@@ -101,7 +102,8 @@ def read_account(
     answer = runner(question, env=env)
     all_accounted = _from_sacct(job_id, list(_TABLE.rows(answer.out)) if answer.code == 0 else [], is_meant)
     known = sorted(
-        [*all_shown.values(), *all_accounted.values()], key=lambda each: int(re.split(r"[_+]", each.job_id)[-1])
+        [*all_shown.values(), *all_accounted.values()],
+        key=lambda each: read_count(re.split(r"[_+]", each.job_id)[-1]) or 0,
     )
     if not known:
         return None
@@ -207,10 +209,10 @@ def _read_scontrol(
 def _id_of(job: TableRow) -> str:
     """As sacct writes it: 12_3 of an array, 24+1 of a heterogeneous job."""
     task = job.raw("ArrayTaskId")
-    if task.isdecimal():
+    if read_count(task) is not None:
         return f"{job.raw('ArrayJobId')}_{task}"
     offset = job.raw("HetJobOffset")
-    return f"{job.raw('HetJobId')}+{offset}" if offset.isdecimal() else job.raw("JobId")
+    return f"{job.raw('HetJobId')}+{offset}" if read_count(offset) is not None else job.raw("JobId")
 
 
 def _make_account(job_id: str, job: TableRow) -> Account:
@@ -237,7 +239,7 @@ def _make_account(job_id: str, job: TableRow) -> Account:
 
 
 def _hosts(text: str | None) -> tuple[str, ...]:
-    return () if text is None else tuple(hosts_of(text))
+    return tuple(read_hosts(text))
 
 
 def _per_node(text: str, nodes: int, cpus: int) -> int | None:
@@ -252,7 +254,7 @@ def _per_node(text: str, nodes: int, cpus: int) -> int | None:
 
 LogFile: TypeAlias = "tuple[Path, int | None]"
 """A file, and the rank that wrote it; None: several ranks."""
-_RANK_FILE = re.compile(r"(?P<job>.*_)(?P<rank>\d+)_log\.(?:out|err)")
+_RANK_FILE = re.compile(r"(?P<job>.*_)(?P<rank>\d{1,6})_log\.(?:out|err)")
 """How submitit names the files of each rank."""
 
 
@@ -303,9 +305,8 @@ def gather_entry(entry: Entry, *, log: Path | None = None) -> Subject:
     for error in errors:  # the files of the job may still explain it
         warnings.warn(error.message, HpcJobsWarning, stacklevel=2)
     record = next((r for r in records if r.state.ended and r.state is not State.COMPLETED), records[0])
-    task = entry
-    if entry.array is not None and "_" in record.job_id and record.job_id.rpartition("_")[2].isdigit():
-        task = msgspec.structs.replace(entry, task=int(record.job_id.rpartition("_")[2]))
+    index = read_count(record.job_id.rpartition("_")[2]) if entry.array is not None and "_" in record.job_id else None
+    task = entry if index is None else msgspec.structs.replace(entry, task=index)
     facts, own = JobFacts(record.job_id, by_hpcjobs=True), record.source in ("job", "local", "nobody")
     account = None
     if entry.kind.has_accounting and not errors and is_reachable(entry) and record.state is not State.PENDING:
@@ -424,7 +425,7 @@ def _with_bad_nodes(facts: JobFacts, account: Account, env: dict[str, str], *, r
 
 
 def _nodes(text: str | None) -> tuple[str, ...]:
-    return tuple(hosts_of(text)) if text else ()
+    return tuple(read_hosts(text))
 
 
 def _files_of_steps(entry: Entry) -> list[LogFile]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import re
 import signal
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hpcjobs.diagnosis.values import Failure, LogLine
+from hpcjobs.record.values import read_count
+from hpcjobs.units import index_ranges
 
 READ_BYTES = 8 << 20
 READ_LINES = 50_000
@@ -18,8 +21,8 @@ _BLOCK = 1 << 20
 # How launchers name the rank of a line: hpcjobs and `srun --label`, torch, horovodrun and `mpirun --tag-output`.
 _LABELS = (
     re.compile(r" *0*(?P<rank>\d{1,6}):(?!\d\d\b) ?(?P<text>.*)"),  # `12:30:45` is a time of day
-    re.compile(r"\[rank(?P<rank>\d+)\]: ?(?P<text>.*)"),
-    re.compile(r"\[(?:\d+,)?(?P<rank>\d+)\]<std(?:err|out)>: ?(?P<text>.*)"),
+    re.compile(r"\[rank(?P<rank>\d{1,6})\]: ?(?P<text>.*)"),
+    re.compile(r"\[(?:\d+,)?(?P<rank>\d{1,6})\]<std(?:err|out)>: ?(?P<text>.*)"),
 )
 TRACEBACK = "Traceback (most recent call last)"
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -123,27 +126,28 @@ def find_first_failure(lines: Iterable[LogLine], *, tasks_are_ranks: bool = True
     all_lines = list(lines)
     for line in all_lines:
         if match := _HPCJOBS.search(line.text):
-            return Failure(_where(line), int(match["rank"]), match["host"], int(match["code"]))
+            return Failure(_where(line), _number(match["rank"]), match["host"], _number(match["code"]))
     if (failure := _torchrun_root_cause(all_lines)) is not None:
         return failure
     for line in all_lines:
         if match := _SRUN.search(line.text):
-            task = min(_tasks(match["tasks"])) if tasks_are_ranks else None
-            code = int(match["code"]) if match["code"] else None
+            task = _first_task(match["tasks"]) if tasks_are_ranks else None
+            code = _number(match["code"])
             crash = _killed_at_the_end(all_lines) if code == _FORTRAN_CRASH else None
             signal_number = crash.signal if crash else _SIGNALS.get(match["how"])
             return Failure(_where(line), task, match["host"], code, signal_number)
         if match := _MPIRUN.search(line.text):
-            return Failure(_where(line), int(match["rank"]), match["host"], None, int(match["signal"]))
+            return Failure(_where(line), _number(match["rank"]), match["host"], None, _number(match["signal"]))
     return _mpi_table(all_lines) or _killed_at_the_end(all_lines) or _deepspeed_end(all_lines)
 
 
 def has_other_ranks(lines: Sequence[LogLine]) -> bool:
     """Whether a task of srun is not one rank: torchrun is named, or srun reports no task of a rank that failed."""
-    failed = {line.rank for line in lines if TRACEBACK in line.text or _RUNTIME.match(line.text)} - {None}
+    own = (line.rank for line in lines if TRACEBACK in line.text or _RUNTIME.match(line.text))
+    failed = sorted({rank for rank in own if rank is not None})
     reports = [match for line in lines if (match := _SRUN_TASKS.search(line.text))]
-    reported = {task for match in reports for task in _tasks(match["tasks"])}
-    is_disjoint = bool(failed and reported) and not failed & reported
+    reported = [tasks for match in reports for tasks in _tasks(match["tasks"])]
+    is_disjoint = bool(failed and reported) and not any(_has_one_of(tasks, failed) for tasks in reported)
     return is_disjoint or any(_TORCHRUN.search(line.text) for line in lines)
 
 
@@ -157,13 +161,12 @@ def _mpi_table(lines: Sequence[LogLine]) -> Failure | None:
         near = [each.text for each in lines[n : n + _MPI_LINES]]
         end = next(filter(None, (_MPI_END.match(text) or _MPI_CODE.match(text) for text in near)), None)
         ends = end.groupdict() if end else {}
-        code = ends.get("code") or ends.get("code2")
         return Failure(
             _where(line),
-            int(values["rank"]) if values["rank"] else None,
+            _number(values["rank"]),
             values.get("host"),
-            int(code) if code else None,
-            int(ends["signal"]) if ends.get("signal") else None,
+            _number(ends.get("code") or ends.get("code2")),
+            _number(ends.get("signal")),
         )
     return None
 
@@ -171,29 +174,26 @@ def _mpi_table(lines: Sequence[LogLine]) -> Failure | None:
 def _deepspeed_end(lines: Sequence[LogLine]) -> Failure | None:
     for line in lines:
         if match := _DEEPSPEED.search(line.text):
-            code = int(match["code"])
-            return Failure(_where(line), None, None, None if code < 0 else code, -code if code < 0 else None)
+            return Failure(_where(line), None, None, *_code_or_signal(match["code"]))
     return None
 
 
 def find_end(lines: Iterable[LogLine], rank: int) -> Failure | None:
     """How a rank ended, by srun's report."""
     for line in lines:
-        if (match := _SRUN.search(line.text)) and rank in _tasks(match["tasks"]):
-            code = int(match["code"]) if match["code"] else None
-            return Failure(_where(line), rank, match["host"], code, _SIGNALS.get(match["how"]))
+        if (match := _SRUN.search(line.text)) and any(rank in tasks for tasks in _tasks(match["tasks"])):
+            return Failure(_where(line), rank, match["host"], _number(match["code"]), _SIGNALS.get(match["how"]))
     return None
 
 
 def find_memory_kills(lines: Iterable[LogLine]) -> list[Failure]:
-    """The tasks that srun reports as out of memory; without such reports, the killed tasks."""
+    """What srun reports as out of memory, each line with its first task; without such lines, the killed tasks."""
     reports = [(line, match) for line in lines if (match := _SRUN.search(line.text))]
     for how in ("Out Of Memory", "Killed"):
         if ended := [
-            Failure(_where(line), task, match["host"], None, int(signal.SIGKILL))
+            Failure(_where(line), _first_task(match["tasks"]), match["host"], None, int(signal.SIGKILL))
             for line, match in reports
             if match["how"] == how
-            for task in sorted(_tasks(match["tasks"]))
         ]:
             return ended
     return []
@@ -202,7 +202,7 @@ def find_memory_kills(lines: Iterable[LogLine]) -> list[Failure]:
 def signal_reported_by_shell(text: str) -> int | None:
     """The signal that a shell names as the end of a program."""
     if (bare := _BARE.fullmatch(text.strip())) is not None:
-        return int(bare["number"]) if bare["number"] else _SIGNALS[bare["how"]]
+        return _number(bare["number"]) if bare["number"] else _SIGNALS[bare["how"]]
     match = _SHELL.match(text)
     return _SIGNALS.get(match["how"]) if match else None
 
@@ -235,15 +235,37 @@ def _killed_at_the_end(lines: Sequence[LogLine]) -> Failure | None:
 def find_host(lines: Iterable[LogLine], rank: int) -> str | None:
     """The host of a task, from srun's report of its end."""
     for line in lines:
-        if (match := _SRUN.search(line.text)) and rank in _tasks(match["tasks"]):
+        if (match := _SRUN.search(line.text)) and any(rank in tasks for tasks in _tasks(match["tasks"])):
             return match["host"]
     return None
 
 
-def _tasks(text: str) -> set[int]:
-    """``0-3,7`` -> 0 1 2 3 7."""
-    ends = [part.split("-") for part in text.split(",") if part]
-    return {task for first, *last in ends for task in range(int(first), int((last or [first])[0]) + 1)}
+def _tasks(text: str) -> list[range]:
+    """The ranges of ``0-3,7``, never expanded: a program may print any; none if they cannot be tasks."""
+    try:
+        return index_ranges(text)
+    except ValueError:
+        return []
+
+
+def _first_task(text: str) -> int | None:
+    return min((tasks.start for tasks in _tasks(text)), default=None)
+
+
+def _has_one_of(tasks: range, ranks: Sequence[int]) -> bool:
+    """Whether one of the ``ranks``, which are in order, is one of these tasks."""
+    at = bisect_left(ranks, tasks.start)
+    return at < len(ranks) and ranks[at] in tasks
+
+
+def _number(text: str | None) -> int | None:
+    """A rank, an exit code or a signal; None: there is none, or it cannot be one."""
+    return read_count(text or "", digits=10)
+
+
+def _code_or_signal(text: str) -> tuple[int | None, int | None]:
+    """The exit code, or the signal, which launchers of Python print as a negative code."""
+    return (None, _number(text[1:])) if text.startswith("-") else (_number(text), None)
 
 
 def _torchrun_root_cause(lines: list[LogLine]) -> Failure | None:
@@ -253,12 +275,10 @@ def _torchrun_root_cause(lines: list[LogLine]) -> Failure | None:
         return None
     matches = [match for line in lines[start + 1 : start + 9] if (match := _TORCHRUN_FIELDS.match(line.text))]
     fields = {match["key"]: match["value"] for match in matches}
-    if not fields.get("rank", "").isdigit():
+    rank = _number(fields.get("rank"))
+    if rank is None:
         return None
-    code = int(fields["exitcode"]) if re.fullmatch(r"-?\d+", fields.get("exitcode", "")) else None
-    signal = -code if code is not None and code < 0 else None
-    exit_code = code if code is not None and code >= 0 else None
-    return Failure(_where(lines[start]), int(fields["rank"]), fields.get("host"), exit_code, signal)
+    return Failure(_where(lines[start]), rank, fields.get("host"), *_code_or_signal(fields.get("exitcode", "")))
 
 
 def _where(line: LogLine) -> str:

@@ -53,7 +53,7 @@ from hpcjobs.files import write_beside
 from hpcjobs.processes.start import own_module_words, start
 from hpcjobs.record.fabric import AllReduce, GpuReport
 from hpcjobs.record.values import convert
-from hpcjobs.slurm_commands import FENCES, hosts_of, start_on
+from hpcjobs.slurm_commands import FENCES, read_hosts, start_on
 
 _LEAVE_S = 5.0
 
@@ -496,7 +496,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(argv)
     begun = time.monotonic()
     listed = os.environ.get("SLURM_JOB_NODELIST")
-    hosts = tuple(hosts_of(listed)) if listed else (socket.gethostname(),)
+    hosts = tuple(read_hosts(listed)) if listed else (socket.gethostname(),)
     place = HostGroup(hosts, bool(listed), args.mpi, args.cpus_per_task, args.interface, args.suffix)
     folder = Path(os.environ["HPCJOBS_RUN_DIR"])
     (folder / "fabric").mkdir(exist_ok=True)

@@ -1,14 +1,13 @@
 """The control directory: files that the program and ``node.pyz`` exchange."""
 
 import os
-import re
 import shlex
 from typing import Dict, List, NamedTuple, Optional
 
 from hpcjobs.files import append_lines, write_beside
 from hpcjobs.record import CONTROL, FIRST_FAILURE
 from hpcjobs.record.state import FirstFailure, read_first_failure
-from hpcjobs.record.values import decode, encode, read_text, remove
+from hpcjobs.record.values import decode, encode, read_count, read_text, remove
 
 PROGRESS, STEPS, REQUEUE, SIGNAL_BEFORE = "progress", "steps", "requeue", "signal-before"
 """Numbers that the program writes."""
@@ -89,17 +88,16 @@ class ControlDir:
     def ends(self) -> Dict[int, int]:
         """Task of the step -> its exit code, of tasks that ended."""
         try:
-            names = [name for name in os.listdir(self._file("ends")) if name.isdigit()]
-            codes = {int(name): read_text(self._file("ends", name)).strip() for name in names}
+            names = os.listdir(self._file("ends"))
+            ends = [(read_count(name), read_count(read_text(self._file("ends", name)).strip())) for name in names]
         except OSError:
             return {}
-        return {task: int(code) for task, code in codes.items() if code.isdigit()}
+        return {task: code for task, code in ends if task is not None and code is not None}
 
     @property
     def step_code(self) -> Optional[int]:
         """Exit code of the step, as the job script saw it."""
-        text = self._read_value("step_code")
-        return int(text) if text.isdigit() else None
+        return read_count(self._read_value("step_code"))
 
     @property
     def first_failure(self) -> Optional[FirstFailure]:
@@ -181,7 +179,7 @@ class ControlDir:
     def finished_code(self, job_id: str) -> Optional[int]:
         """Exit code of ``job_id`` where it ended, but could not tell Slurm so; None: it did not."""
         recorded, _, code = self._read_value("finished").partition("=")
-        return int(code) if recorded == job_id and code.isdigit() else None
+        return read_count(code) if recorded == job_id else None
 
     def clear_finished(self) -> None:
         """Remove the code, so that a job that is requeued later runs. Raises OSError."""
@@ -203,8 +201,7 @@ class ControlDir:
         write_beside(self._file("finished"), f"{job_id}={code}\n")
 
     def _number(self, name: str) -> int:
-        text = self._read_value(name)
-        return int(text) if re.match(r"[0-9]{1,18}\Z", text) else 0
+        return read_count(self._read_value(name)) or 0
 
     def _read_value(self, name: str) -> str:
         try:

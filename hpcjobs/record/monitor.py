@@ -7,12 +7,13 @@ line is ``{"kind": "end"}``.
 import json
 import os
 import re
-from typing import Any, List, Mapping, NamedTuple, Optional
+from typing import Any, Iterable, List, Mapping, NamedTuple, Optional
 
 from hpcjobs.files import AnyPath
 from hpcjobs.record.values import decode_kind
 
 SCHEMA = "hpcjobs.monitor/1"
+_IMPOSSIBLE = 1e15
 _NAME = re.compile(r"monitor(?:-([0-9]+))?\.jsonl\Z")
 
 
@@ -96,13 +97,21 @@ class End(NamedTuple):
 
 
 def decode_head(line: bytes) -> Optional[Head]:
-    """The first line; None: another line, or one that is cut short."""
-    return decode_kind(line, "monitor", Head)
+    """The first line; None: another line, one that is cut short, or one of impossible numbers."""
+    head = decode_kind(line, "monitor", Head)
+    return head if head is not None and _is_possible(head) else None
 
 
 def decode_sample(line: bytes) -> Optional[Sample]:
-    """A sample; None: another line, or one that is cut short."""
-    return decode_kind(line, "sample", Sample)
+    """A sample; None: another line, one that is cut short, or one of impossible numbers."""
+    sample = decode_kind(line, "sample", Sample)
+    return sample if sample is not None and _is_possible(sample) else None
+
+
+def _is_possible(line: Iterable[Any]) -> bool:
+    """Whether no number is NaN, infinite, or more than any clock, memory or network has: sums of them are none then."""
+    numbers = [value for field in line for value in (field if isinstance(field, list) else (field,))]
+    return all(abs(value) < _IMPOSSIBLE for value in numbers if isinstance(value, (int, float)))
 
 
 def is_end(line: bytes) -> bool:

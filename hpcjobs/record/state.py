@@ -10,7 +10,7 @@ from typing import List, NamedTuple, Optional
 
 from hpcjobs.files import AnyPath, append_lines, read_regular, write_beside
 from hpcjobs.record import ATTEMPTS, FIRST_FAILURE, STATE
-from hpcjobs.record.values import decode, encode, read_text
+from hpcjobs.record.values import decode, encode, read_count, read_text
 
 
 class State(str, Enum):
@@ -131,9 +131,10 @@ def read_first_failure(folder: str) -> Optional[FirstFailure]:
     """The line ``EXIT_CODE RANK HOST`` that the first failing rank wrote; None: no rank failed, or it is cut short."""
     try:
         code, rank, host = read_text(os.path.join(folder, FIRST_FAILURE)).split()[:3]
-        return FirstFailure(int(rank), host, int(code))
     except (OSError, ValueError):
         return None
+    of_rank, exit_code = read_count(rank), read_count(code)
+    return None if of_rank is None or exit_code is None else FirstFailure(of_rank, host, exit_code)
 
 
 class Attempt(NamedTuple):

@@ -225,6 +225,14 @@ def _is_union(kind: Any) -> bool:
     return getattr(kind, "__origin__", None) is Union or type(kind).__name__ == "UnionType"
 
 
+def read_count(text: str, *, digits: int = 18) -> Optional[int]:
+    """A whole number that is not negative; None: another text, or one of more digits, which no count of ours has.
+
+    Text of others: Python refuses to read thousands of digits, and tables have no room for more than 18.
+    """
+    return int(text) if re.match(rf"[0-9]{{1,{digits}}}\Z", text) else None
+
+
 def read_text(path: str) -> str:
     """The text of ``path``, empty if it does not exist. Raises OSError if it cannot be read."""
     try:

@@ -21,7 +21,7 @@ from hpcjobs.run.submit import JobHandle
 from hpcjobs.scheduler.base import Scheduler, connect
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Resources, Site
-from hpcjobs.slurm_commands import cluster_env, hosts_of
+from hpcjobs.slurm_commands import cluster_env, read_hosts
 
 # Run on a node. $1: the job's id; $2: the rank, which only the environment of the program and its children has;
 # without $2 any rank.
@@ -269,7 +269,7 @@ def _step(job: JobHandle) -> int:
 def _target(job: JobHandle) -> DrillTarget:
     state = read_state_file(job.run_dir / STATE)
     per_node = read_manifest(job.run_dir).request.ntasks_per_node
-    nodes = hosts_of(state.nodes or "")
+    nodes = read_hosts(state.nodes)
     entry = job.entry
     return DrillTarget(
         job.id,

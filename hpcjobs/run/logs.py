@@ -23,10 +23,10 @@ from hpcjobs.run.progress import job_staging
 from hpcjobs.run.status import Connect
 from hpcjobs.run.wait import OUTAGE_S, PER_FILE_S, Watch
 from hpcjobs.scheduler.base import Report, connect, discard
-from hpcjobs.slurm_commands import hosts_of
+from hpcjobs.slurm_commands import read_hosts
 from hpcjobs.units import array_text
 
-RANK_LABEL = re.compile(r" *0*(\d+):(?!\d\d\b) ?")
+RANK_LABEL = re.compile(r" *0*(\d{1,6}):(?!\d\d\b) ?")
 """Not the hour of a line that begins with a time of day."""
 _MOST_HELD = 5_000
 """So many different lines are held back at most, to wait for equal ones of other ranks: a program that writes to a pipe
@@ -322,7 +322,7 @@ def _logs(entry: Entry, selection: Selection) -> list[_Log]:
     per_node, nodes, logs = _tasks_per_node(entry), list[str](), []
     for job_id, path in ids:
         state = read_state(entry, job_id)
-        here = hosts_of(state.nodes or "") if state is not None else []
+        here = read_hosts(state.nodes) if state is not None else []
         nodes += here
         if selection.node in here:
             first = here.index(selection.node) * per_node

@@ -36,7 +36,7 @@ from hpcjobs.run.status import statuses
 from hpcjobs.run.wait import Watch
 from hpcjobs.scheduler.base import JobRecord, Report, State, discard
 from hpcjobs.site.checks import Moment
-from hpcjobs.slurm_commands import hosts_of
+from hpcjobs.slurm_commands import read_hosts
 from hpcjobs.units import human_bytes, human_duration, slurm_time
 
 _SPEED_LINES = 20
@@ -338,7 +338,7 @@ def current_samples(nodes: Iterable[NodeSample], record: JobRecord) -> list[Node
     """
     own = [node for node in nodes if record.started is None or node.taken >= record.started - _CLOCKS_DIFFER_S]
     newest = {node.host: node for node in sorted(own, key=lambda node: node.taken)}
-    hosts = {_short(host) for host in hosts_of(record.node_list or "")}
+    hosts = {_short(host) for host in read_hosts(record.node_list)}
     listed = {host for host in newest if _short(host) in hosts} or set(newest)
     return [node for node in own if node.host in listed and newest[node.host] is node]
 

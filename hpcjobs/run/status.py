@@ -52,7 +52,7 @@ from hpcjobs.run.job_files import (
     write_continuation,
 )
 from hpcjobs.scheduler.base import JobQueue, JobRecord, Scheduler, State, connect, reachable_clusters
-from hpcjobs.slurm_commands import fold_stored, hosts_of
+from hpcjobs.slurm_commands import fold_stored, read_hosts
 from hpcjobs.units import task_ids
 
 
@@ -371,8 +371,8 @@ def _correct(entry: Entry, record: JobRecord) -> JobRecord:
     if own.exit_code is not None and own.exit_code >= 128 and record.exit_code == own.exit_code - 128:
         record = msgspec.structs.replace(record, exit_code=own.exit_code)  # sacct prints codes above 127 without 128
     # Shortly after the end, the accounting may list the first node alone.
-    hosts = set(hosts_of(own.node_list or ""))
-    if set(hosts_of(record.node_list or "")) < hosts:
+    hosts = set(read_hosts(own.node_list))
+    if set(read_hosts(record.node_list)) < hosts:
         record = msgspec.structs.replace(record, node_list=own.node_list, nnodes=len(hosts))
     if record.state is not State.TIMEOUT or own.state not in (State.COMPLETED, State.FAILED):
         return record

@@ -41,7 +41,7 @@ from hpcjobs.scheduler.base import JobRecord, Report, State, connect
 from hpcjobs.scheduler.slurm.parse import parse_scontrol
 from hpcjobs.site.models import Site
 from hpcjobs.site.resources import is_option_where
-from hpcjobs.slurm_commands import cluster_env, hosts_of, show_job, start_beside
+from hpcjobs.slurm_commands import cluster_env, read_hosts, show_job, start_beside
 
 RC = "interactive.bash"
 STARTED = "started"
@@ -85,7 +85,7 @@ def attach(
     require_own(entry, known.records)
     run_dir = Path(entry.run_dir)
     job = read_job_manifest(run_dir).job
-    nodes = hosts_of(record.node_list or "")
+    nodes = read_hosts(record.node_list)
     if node is not None or rank is not None:
         nodes = [_node_of(job, nodes, node, rank)]
     elif not arguments:
@@ -323,7 +323,7 @@ class JobSampling:
         """Ask the scheduler: an elastic job loses nodes, and the job's own record is of its start."""
         for record in records:
             if record.state is State.RUNNING and record.source != "job":
-                self.nodes = len(hosts_of(record.node_list or "")) or 1
+                self.nodes = len(read_hosts(record.node_list)) or 1
 
     def _begin_again(self, newest: Sequence[NodeSample]) -> None:
         """Start the sampler again, unless the job has ended or waits for its next attempt."""
@@ -425,7 +425,7 @@ def find_foreign(name: str, site: Site, *, runner: Runner = run) -> ForeignJob:
     number = re.search(r"JobId=(\d+)", shown)
     assert number is not None  # of each record of scontrol's
     folder = locate_run_root(site, Path.cwd()) / f"monitor-{name}"
-    nodes = tuple(hosts_of(records[0].node_list))
+    nodes = tuple(read_hosts(records[0].node_list))
     return ForeignJob(number[1], nodes, folder, choose_node_python(site), site.slurm_conf)
 
 

@@ -38,7 +38,7 @@ from hpcjobs.scaling.runs import WHOLE_JOBS, suggest_metric
 from hpcjobs.scaling.study import Study
 from hpcjobs.site.library import load_site
 from hpcjobs.site.partition import describe_nodes
-from hpcjobs.slurm_commands import hosts_of
+from hpcjobs.slurm_commands import read_hosts
 from hpcjobs.units import format_number, human_duration, number_style
 
 _SLOW: Final = 0.95
@@ -67,7 +67,7 @@ def host_spread(runs: pl.DataFrame, *, per: str) -> list[HostRuns]:
     )
     of_host: dict[str, list[float]] = {}
     for node_list, relative in sound.select("node_list", "relative").rows():
-        for host in hosts_of(node_list) if node_list else [_UNKNOWN]:
+        for host in read_hosts(node_list) if node_list else [_UNKNOWN]:
             of_host.setdefault(host, []).append(relative)
     fastest = pl.Series([max(values) for values in of_host.values()], dtype=pl.Float64).median()
     bound = _SLOW * fastest if isinstance(fastest, float) else 0.0

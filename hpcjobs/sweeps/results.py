@@ -128,7 +128,12 @@ _VALIDATION_LOSS = re.compile(r"(?:.*[./])?(?:evaluation|eval|validation|valid|v
 
 
 def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float holds
+        return False
 
 
 def collect_results(folder: SweepFolder, cell_statuses: Sequence[CellStatus]) -> Results:

@@ -43,7 +43,7 @@ from hpcjobs.runtime.exits import (
     print_error,
 )
 from hpcjobs.scheduler_kind import find_kind
-from hpcjobs.slurm_commands import hosts_of
+from hpcjobs.slurm_commands import read_hosts
 
 PORT_RETRY_S = 0.2
 VERDICT_GRACE_S = 10.0  # rank 0 starts its wait later than the others, by at most this
@@ -184,7 +184,7 @@ def _absent(env: DistEnv, here: dict[int, str], timeout_s: float) -> RendezvousE
 
 def _silent_nodes(here: Iterable[str]) -> str:
     """Name the nodes of SLURM_JOB_NODELIST without a rank; empty if every node has one, or no node has."""
-    nodes = hosts_of(os.environ.get("SLURM_JOB_NODELIST", ""))
+    nodes = read_hosts(os.environ.get("SLURM_JOB_NODELIST"))
     arrived = {host.partition(".")[0] for host in here}
     silent = [node for node in nodes if node.partition(".")[0] not in arrived]
     return f"; nobody from {', '.join(silent)}" if silent and len(silent) < len(nodes) else ""

@@ -11,7 +11,7 @@ from hpcjobs.job.models import Job
 from hpcjobs.job.options import sbatch_options
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.scheduler.base import Estimate
-from hpcjobs.scheduler.slurm.parse import read_shown
+from hpcjobs.scheduler.slurm.parse import read_count, read_shown, read_time
 from hpcjobs.site.resources import is_option_where
 from hpcjobs.slurm_commands import (
     check_submission,
@@ -101,8 +101,8 @@ def count_idle_nodes(partition: str | None, *, env: Mapping[str, str] | None, ru
     counts: dict[str, int] = {}
     for line in answer.out.splitlines() if answer.code == 0 else ():
         name, nodes, state = [*line.split(), "", "", ""][:3]
-        if state in _IDLE and nodes.isdecimal():
-            counts[name] = counts.get(name, 0) + int(nodes)
+        if state in _IDLE:
+            counts[name] = counts.get(name, 0) + (read_count(nodes) or 0)
     return max(counts.values(), default=0)
 
 
@@ -113,8 +113,8 @@ def parse_start(text: str) -> float | None:
     SLURM_TIME_FORMAT=%s, local time where a version ignores that.
     """
     for expected in _EXPECTED_START.findall(text):
-        if expected.isdigit():
-            return float(expected)
+        if (moment := read_time(expected)) is not None:
+            return moment
         try:
             return time.mktime(time.strptime(expected, "%Y-%m-%dT%H:%M:%S"))
         except ValueError:

@@ -26,7 +26,7 @@ _STATED = {
 _SRUN = re.compile(r"(?:^|[\s;&|(])srun\s(?P<options>[^;&|]*)")
 _OF_STEP = re.compile(r"(?:^|\s)(?:-[oe][= ]?|--(?:outp?u?t?|err?o?r?)[= ])\s*[\"']?([^\s\"']+)")
 _ID_VARIABLE = re.compile(r"\$(?:SLURM_JOB_?ID\b|\{SLURM_JOB_?ID\})")
-_SYMBOLS = {"t": r"(?P<rank>\d+)", "n": r"\d+"}
+_SYMBOLS = {"t": r"(?P<rank>\d{1,6})", "n": r"\d+"}
 _DEFAULT, _DEFAULT_OF_TASK = "slurm-%j.out", "slurm-%A_%a.out"
 
 

@@ -7,6 +7,7 @@ an answer that is too large to hold, block by block.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +15,10 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
+from hpcjobs.errors import SchedulerError
+from hpcjobs.record.values import read_count as as_count
 from hpcjobs.scheduler.base import JobRecord, State
+from hpcjobs.units import count_tasks
 
 NOTHING: Final = frozenset(("", "Unknown", "None", "NONE", "N/A", "None assigned", "(null)"))
 """Slurm's texts for a missing value."""
@@ -22,6 +26,9 @@ NO_NUMBER: Final = frozenset(("UNLIMITED", "Partition_Limit", "INVALID"))
 """Slurm's texts for a missing number."""
 NO_VALUE: Final = frozenset((4294967294, 4294967295, 18446744073709551614, 18446744073709551615))
 """Its NO_VAL, INFINITE, NO_VAL64 and INFINITE64, which some versions print as a number."""
+MOST_SECONDS: Final = 1e11
+"""No time of Slurm's is after the year 5138, and no duration is longer; a sum of two is still before the year 10000."""
+_MOST_BYTES: Final = 1 << 56
 UNIT_BYTES: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
 _CLOCK = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d*)?)", re.ASCII)
 _SHOWN_FIELD = re.compile(r"(?:^| )([A-Z][A-Za-z_:/]*)=(.*?)(?= [A-Z][A-Za-z_:/]*=|\s*$)")
@@ -47,8 +54,8 @@ def read_shown(record: str) -> dict[str, str]:
 
 
 def read_text(value: str) -> str | None:
-    """The text itself."""
-    return None if value in NOTHING else value
+    """A text for people."""
+    return None if value in NOTHING else _decodable(value)
 
 
 def read_name(value: str) -> str | None:
@@ -60,20 +67,26 @@ def read_name(value: str) -> str | None:
 
 
 def read_job_name(value: str) -> str | None:
-    """A job's name, with ``?`` for each byte that is not UTF-8: so slurmdbd keeps it, and records can be compared."""
+    """A job's name as slurmdbd keeps it, so that records can be compared."""
     name = read_name(value)
-    return None if name is None else name.encode("utf-8", "replace").decode()
+    return None if name is None else _decodable(name)
+
+
+def _decodable(text: str) -> str:
+    """``text`` with ``?`` for each byte that is not UTF-8, as slurmdbd keeps it."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def read_count(value: str) -> int | None:
     """A whole number that is not negative."""
-    number = int(value) if value.isascii() and value.isdecimal() else None
+    number = as_count(value)  # NO_VAL64 and INFINITE64 have more digits than that reads
     return None if number in NO_VALUE else number
 
 
 def read_time(value: str) -> float | None:
     """Seconds since 1970, as SLURM_TIME_FORMAT=%s prints them; 0 is Slurm's "not yet"."""
-    return float(value) if value.isascii() and value.isdecimal() and int(value) > 0 else None
+    moment = as_count(value)
+    return float(moment) if moment and moment < MOST_SECONDS else None
 
 
 def read_clock_s(value: str | None) -> float | None:
@@ -81,14 +94,16 @@ def read_clock_s(value: str | None) -> float | None:
     match = _CLOCK.fullmatch(value or "")
     if match is None:
         return None
-    days, hours, minutes = (int(part or 0) for part in match.groups()[:3])
-    return days * 86400 + hours * 3600 + minutes * 60 + float(match[4])
+    days, hours, minutes, seconds = (float(part or 0) for part in match.groups())
+    duration = days * 86400 + hours * 3600 + minutes * 60 + seconds
+    return duration if duration < MOST_SECONDS else None
 
 
 def read_bytes(value: str | None) -> int | None:
     """Bytes of ``2048M``, ``1.5G``, ``218296K`` (powers of 1024) or ``123456``."""
     match = _SIZE.fullmatch((value or "").upper())
-    return round(float(match[1]) * UNIT_BYTES[match[2]]) if match else None
+    size = float(match[1]) * UNIT_BYTES[match[2]] if match else math.inf
+    return round(size) if size < _MOST_BYTES else None
 
 
 def read_exit(value: str) -> tuple[int | None, int | None]:
@@ -114,7 +129,8 @@ def count_gpus(value: str) -> int | None:
 
 SEPARATOR: Final = "\x1f"
 CONTROL: Final = "".join(chr(code) for code in range(1, 31) if chr(code) not in "\t\n\v\f\r")
-_JOB_ID = re.compile(r"\s*\d")
+_JOB_ID = re.compile(r"\s*[0-9]{1,18}(?![0-9])")
+_COMPLETE_ID = re.compile(r"[0-9]{1,18}(?:[_+][0-9]{1,18})?\Z")
 
 
 def new_separator() -> str:
@@ -287,13 +303,30 @@ def _recency(record: JobRecord) -> tuple[bool, bool, float]:
     return not record.state.ended, is_running, record.submitted or 0.0
 
 
+def _read_id(job_id: str, command: str) -> str:
+    """The id, whose list of tasks is complete."""
+    if _COMPLETE_ID.match(job_id):
+        return job_id
+    try:
+        parent, _, tasks = job_id.partition("_")
+        if not _COMPLETE_ID.match(parent) or not tasks.startswith("["):
+            raise ValueError("no id of a job")
+        count_tasks(job_id)
+    except ValueError as error:
+        raise SchedulerError(
+            f"{command} printed the job {job_id[:80]!r}: {error}",
+            hint="where Slurm cuts long lists of tasks, SLURM_BITSTR_LEN=0 makes it print all",
+        ) from error
+    return job_id
+
+
 def _queued_job(row: TableRow) -> JobRecord:
     state = row.state()
     pending = state is State.PENDING
     reason = row.text("Reason")
     is_held = (reason or "").startswith("JobHeld")  # the estimate is of before
     return JobRecord(
-        job_id=row.raw("JobID"),
+        job_id=_read_id(row.raw("JobID"), "squeue"),
         state=state,
         source="squeue",
         name=read_job_name(row.raw("JobName")),
@@ -306,7 +339,7 @@ def _queued_job(row: TableRow) -> JobRecord:
         start_estimate=row.time("Start") if pending and not is_held else None,
         elapsed_s=None if pending else row.clock_s("Elapsed"),
         time_limit_s=row.clock_s("TimeLimit"),
-        command=row.text("Command"),
+        command=row.name("Command"),
     )
 
 
@@ -336,7 +369,7 @@ def _accounted_job(row: TableRow) -> JobRecord:
     state = row.state()
     code, signal = row.exit()
     return JobRecord(
-        job_id=row.raw("JobID"),
+        job_id=_read_id(row.raw("JobID"), "sacct"),
         state=state,
         source="sacct",
         name=read_job_name(row.raw("JobName")),
@@ -347,7 +380,7 @@ def _accounted_job(row: TableRow) -> JobRecord:
         submitted=row.time("Submit"),
         started=row.time("Start"),
         ended=row.time("End"),
-        elapsed_s=row.count("ElapsedRaw"),
+        elapsed_s=as_count(row.raw("ElapsedRaw"), digits=10),
         exit_code=code if state.ended else None,
         signal=signal,
         command=_submitted_script(row.raw("SubmitLine")),
@@ -381,7 +414,7 @@ def _parse_shown_job(row: TableRow) -> JobRecord:
     code, signal = row.exit()
     array, task = row.raw("ArrayJobId"), row.raw("ArrayTaskId")
     return JobRecord(
-        job_id=_task_id(array, task) if array and task else row.raw("JobId"),
+        job_id=_read_id(_task_id(array, task) if array and task else row.raw("JobId"), "scontrol"),
         state=state,
         source="scontrol",
         name=read_job_name(row.raw("JobName")),
@@ -397,17 +430,16 @@ def _parse_shown_job(row: TableRow) -> JobRecord:
         signal=signal,
         restarts=row.count("Restarts"),
         time_limit_s=row.clock_s("TimeLimit"),
-        command=row.text("Command"),
+        command=row.name("Command"),
         user=row.raw("UserId").partition("(")[0] or None,
     )
 
 
 def _task_id(array: str, task: str) -> str:
     """scontrol writes pending tasks without the brackets that squeue and sacct put around them."""
-    return f"{array}_{task}" if task.isdigit() else f"{array}_[{task}]"
+    return f"{array}_{task}" if as_count(task) is not None else f"{array}_[{task}]"
 
 
 def _least_nodes(row: TableRow) -> int | None:
     """``2`` or, of a job that waits, ``2-4``."""
-    least = row.raw("NumNodes").partition("-")[0]
-    return int(least) if least.isdigit() else None
+    return read_count(row.raw("NumNodes").partition("-")[0])

@@ -211,6 +211,50 @@ def test_impossible_values_in_a_strange_folder_stop_no_verb(
         assert f"{hostile.folder / name} cannot be used" in answer.err
 
 
+NUMBER = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srun: error: n1: tasks 0-99999999999: Exited with exit code 1",
+        "srun: error: n1: tasks 0-3999999: Out Of Memory",
+        "srun: error: n1: tasks 5-1: Exited with exit code 1",
+        "srun: error: n1: task 1-2-3: Killed",
+        f"srun: error: n1: task {NUMBER}: Exited with exit code {NUMBER}",
+        f"srun: error: n1: task 0: Exited with exit code {NUMBER}",
+        f"[rank{NUMBER}]: x",
+        f"[1,{NUMBER}]<stderr>: x",
+        f"{NUMBER}: hello",
+        f"hpcjobs: first failure: rank {NUMBER} on n1, exit code {NUMBER}",
+        f"mpirun noticed that process rank {NUMBER} with PID 1 on node n1 exited on signal {NUMBER}",
+        f"sigkill_handler] x exits with return code = -{NUMBER}",
+        f"Command terminated by signal {NUMBER}",
+        f"=   RANK {NUMBER} PID 1 RUNNING AT n1\n=   KILLED BY SIGNAL: {NUMBER} (Killed)",
+        f"=   RANK 0 PID 1 RUNNING AT n1\n=   EXIT CODE: {NUMBER}",
+        f"Root Cause (first observed failure):\n  host : n1\n  rank : {NUMBER} (local_rank: 0)\n  exitcode : -{NUMBER}",
+        f"Root Cause (first observed failure):\n  host : n1\n  rank : 0\n  exitcode : {NUMBER}",
+        "Root Cause (first observed failure):\n  host : n1\n  rank : ²",
+        f"MPI_ABORT was invoked on rank {NUMBER}",
+    ],
+    ids=lambda line: f"{line[:50]}-{line.count(NUMBER)}",
+)
+def test_a_number_in_a_log_that_cannot_be_stops_no_verb(here: Path, tmp_path: Path, line: str) -> None:
+    script = f"printf '%s\\n' '{line}' '0: the last line'; exit 1"
+    own = Path(within("submit", "--site", "local", "--json", "--wait", "sh", "-c", script).json["run_dir"])
+    eve = tmp_path / "eve" / own.name
+    shutil.copytree(own, eve)
+    for path in eve.iterdir():  # without state.json and the notes of the end, the log alone says how it ended
+        if path.is_file() and path.name not in ("manifest.json", "submitted.json"):
+            path.unlink()
+    for folder in (own, eve):
+        for verb in ("why", "why --json"):
+            answer = within(*verb.split(), str(folder))
+            assert answer.code == 0, (verb, folder, answer)
+        for verb in ("logs --rank 0", "logs --merge"):
+            assert "the last line" in ok(*verb.split(), str(folder)).out
+
+
 @pytest.mark.parametrize("verb", ["show", "show --json", "why", "logs", "monitor", "wait --timeout 0", "archive"])
 @pytest.mark.parametrize(
     ("field", "value"),
