@@ -190,7 +190,9 @@ def write_beside(
                 file.flush()
                 os.fsync(descriptor)
         os.replace(beside, path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = os.fspath(path), None  # the user does not know the temporary file
         if os.path.exists(beside):
             os.unlink(beside)
         raise

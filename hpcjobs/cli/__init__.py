@@ -33,7 +33,7 @@ from hpcjobs.errors import UNFORESEEN, HpcJobsError, HpcJobsWarning, nearest
 
 _REFUSALS = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EISDIR, errno.ENOTDIR),
-    *(errno.EIO, errno.ESTALE, errno.EFBIG, errno.EINVAL),
+    *(errno.EIO, errno.ESTALE, errno.EFBIG, errno.EINVAL, errno.ENOENT, errno.EEXIST),
 )
 DEBUG_VARIABLE = "HPCJOBS_DEBUG"
 
@@ -255,6 +255,9 @@ def _main() -> None:
         _drop(output)
         sys.exit(0)
     except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # Typer ends with 1 then
+            _drop(output)
+            sys.exit(0)
         if json_state.usage_error is None:
             raise
         note_json("--json" in sys.argv)

@@ -180,7 +180,7 @@ def _print_samples(entry: Entry, *, follow: bool, chooses_lines: bool, as_json: 
     if chooses_lines:
         message = "--monitor is about nodes; -n, --since, --rank, --node, --grep, --merge, -t are about the log"
         raise RequestError(message, hint="leave them out, or --monitor")
-    if not follow and not all_monitor_files(entry):
+    if not follow and not as_json and not all_monitor_files(entry):
         note(f"job {entry.job_id} has no samples: a trainer takes them with --monitor, as soon as it trains")
         return
     source = follow_samples(entry, report=note) if follow else samples(entry)
@@ -227,7 +227,7 @@ def _print_failures(jobs: Iterable[Known], *, print_states: Callable[[list[JobRe
             _print_last_lines(log, first.rank if first is not None else None)
         note(f"log {log}")
         if number == 0:
-            note(f"next: hpcjobs why {record.job_id}")
+            note(f"next: hpcjobs why {record.job_id.partition('_[')[0]}")
     if rest := Counter(record.state.value for _, record in failed[_MOST_FAILURES:]):
         note(f"and {', '.join(f'{count:,} {state}' for state, count in rest.items())}; hpcjobs ps -a lists them")
 

@@ -12,7 +12,7 @@ import typer
 
 from hpcjobs.cli.arguments import verb_group
 from hpcjobs.cli.output import Json, Option, Partition, SiteName, note, opt, print_output, print_table
-from hpcjobs.errors import SchedulerError
+from hpcjobs.errors import RequestError, SchedulerError
 from hpcjobs.units import format_count
 
 if TYPE_CHECKING:
@@ -254,6 +254,8 @@ def check(
     files = rendering.render(cluster, cast("Kind", kind))
     if folder is not None:
         files = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.tf*") if path.is_file()}
+        if not files:
+            raise RequestError(f"--dir {folder}: no Terraform file is there", hint="`hpcjobs cloud render` writes them")
     report = checked(cluster, files, cast("Kind", kind))
     if as_json:
         print_output("cloud check", report)

@@ -224,7 +224,7 @@ def results(
     if parquet is not None:
         table.write_parquet(parquet)
         record_output(parquet)
-    if csv is not None or parquet is not None:
+    if (csv is not None or parquet is not None) and not as_json:
         return
     if as_json:
         if metric is None:

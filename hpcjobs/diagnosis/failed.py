@@ -126,7 +126,7 @@ def values_of(facts: JobFacts, *, rank: int | None, host: str | None) -> dict[st
     """Values of placeholders about the job itself, without unknown ones."""
     memory, limit = facts.mem_per_node_bytes, facts.time_limit_s
     known = {
-        "job": facts.job_id,
+        "job": (facts.job_id or "").partition("_[")[0] or None,
         "site": facts.site,
         "host": host,
         "nodes": ",".join(facts.nodes) or None,
@@ -355,6 +355,8 @@ def _conclude(
     # A consequence of another rank's failure is not a cause.
     only = f"; the log shows only what followed: {best.rule.text}" if best is not None else ""
     fix = ("hpcjobs logs {job}",) if facts.by_hpcjobs else ()
+    if (facts.decision or "").startswith("ended: "):
+        only += f"; hpcjobs {facts.decision}"
     return _Conclusion(EndCause("unknown", _unknown_text(facts, failure) + only, fix), best, is_known=False)
 
 

@@ -24,7 +24,7 @@ from hpcjobs.record.manifest import RequestedJob
 from hpcjobs.record.values import read_count
 from hpcjobs.run import logs as job_logs
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import own_ids, read_job_manifest, read_request, read_state
+from hpcjobs.run.job_files import own_ids, read_attempts, read_job_manifest, read_request, read_state, task_dir
 from hpcjobs.run.select import is_own
 from hpcjobs.run.status import is_ours, is_reachable, statuses
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, connect
@@ -403,12 +403,14 @@ def _with_run_folder(facts: JobFacts, entry: Entry, record: JobRecord) -> JobFac
     if state is not None and state.first_failure is not None and record.state is not State.CANCELLED:
         first = state.first_failure
         failure = Failure(STATE, first.rank, first.host, first.exit_code)
+    attempts = read_attempts(task_dir(Path(entry.run_dir), record.job_id))
     return msgspec.structs.replace(
         facts,
         name=entry.name,
         site=entry.site,
         run_dir=entry.run_dir,
         failure=failure,
+        decision=attempts[-1].decision if attempts else None,
         nodes=facts.nodes or _nodes(state.nodes if state else record.node_list),
         ranks_per_node=None if request is None else request.ntasks_per_node,
         tasks_are_ranks=job.launcher not in _ONE_TASK_PER_NODE,

@@ -109,6 +109,9 @@ def place(job: Job, site: Site, *, runner: Runner = run) -> Placement:
             remark = "; ".join(filter(None, (*estimate.messages, late or without))) or None
         else:
             remark = "no Slurm of this site answers here"
+    else:
+        estimate = connect(job.scheduler, job.slurm_conf, runner=runner).estimate(job)
+        remark = estimate.refusal
     return Placement(
         site=site.name,
         partition=job.resources.partition or None,
@@ -117,7 +120,9 @@ def place(job: Job, site: Site, *, runner: Runner = run) -> Placement:
         time=job.resources.time or None,
         start=estimate.start,
         cost=estimate_cost(job, site),
-        remark=f"Slurm refuses it: {estimate.refusal}" if estimate.refusal else remark,
+        remark=f"Slurm refuses it: {estimate.refusal}"
+        if estimate.refusal and job.kind.takes_sbatch_options
+        else remark,
     )
 
 

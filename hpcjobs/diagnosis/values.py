@@ -84,6 +84,8 @@ class JobFacts(msgspec.Struct, frozen=True):
     """A step with the state OUT_OF_MEMORY, or with a task at the limit."""
     failure: Failure | None = None
     """The first failure, as the job itself recorded it."""
+    decision: str | None = None
+    """What hpcjobs decided after its last attempt: ``ended: `` and the reason, or ``requeued``."""
     logs: tuple[str, ...] = ()
     by_hpcjobs: bool = False
     tasks_are_ranks: bool = True

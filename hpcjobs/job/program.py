@@ -204,12 +204,14 @@ def _check_existence(first: str, *, python: str, chdir: Path) -> None:
     """A command of this machine, or a module of the Python that runs hpcjobs; files have been looked for before."""
     if "/" in first or first.endswith(".py"):
         return
-    is_module = "." in first and not os.path.isfile(chdir / first)
+    is_module = _MODULE.match(first) is not None
     similar = _similar(first, chdir)
     hint = f"{similar} {_UNCHECKED}" if similar else _UNCHECKED
     if not is_module and shutil.which(first) is None:
         raise RequestError(f"program {first}: no such command on this machine", hint=hint)
     package = first.partition(".")[0]
+    if is_module and os.path.isfile(chdir / f"{package}.py") and not os.path.isdir(chdir / package):
+        raise RequestError(f"program {first}: {package}.py is a file, and no package with modules", hint=hint)
     if is_module and python == sys.executable and not is_importable(package, chdir) and shutil.which(first) is None:
         raise RequestError(
             f"program {first}: no such file in {chdir}, no module {package!r} here, and no such command", hint=hint

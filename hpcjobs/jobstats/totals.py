@@ -31,7 +31,7 @@ _COUNTS: Final = {
     "waited": _WAITS.count().cast(pl.Int64),
 }
 _SUMS: Final = {
-    "cpu_s": pl.col("cpu_s"),
+    "cpu_s": pl.col("cpu_s").filter(_CPU_SECONDS > 0),  # as in the efficiency of each job
     "cpu_asked_s": _CPU_SECONDS.filter(pl.col("cpu_s").is_not_null()),
     "cpu_alloc_s": _CPU_SECONDS,
     "gpu_alloc_s": pl.col("gpus") * pl.col("elapsed_s"),

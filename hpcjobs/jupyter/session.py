@@ -386,7 +386,7 @@ def await_end(entry: Entry) -> State:
 def _end_error(entry: Entry, record: JobRecord) -> HpcJobsError:
     last = list(logs.lines(entry))[-_LAST_LINES:]
     return HpcJobsError(
-        f"the session's job {entry.job_id} ended ({record.state.value}) before its server answered\n"
+        f"the session's job {entry.job_id} has ended ({record.state.value})\n"
         + "".join(f"  {line}" for line in last).rstrip(),
         hint=f"the whole log: hpcjobs logs {entry.job_id}",
     )

@@ -21,10 +21,11 @@ from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler_kind import KINDS
 from hpcjobs.site.library import load_site
 from hpcjobs.site.machine import current_sandbox
-from hpcjobs.units import array_indices, check_array, walltime_s
+from hpcjobs.units import array_indices, check_array, task_ids, walltime_s
 
 _PREFIX = "|".join(kind.id_prefix for kind in KINDS.values())
 _ID = re.compile(rf"({_PREFIX})(\d+)(?:_(\d+))?\Z")
+_TASKS = re.compile(rf"(?:{_PREFIX})\d+_\[.+\]\Z")
 _MOST_OF_RANGE = 1_000_000
 _RANGE = re.compile(rf"({_PREFIX})(\d+)-(?:{_PREFIX})(\d+)\Z")
 
@@ -32,15 +33,17 @@ _RANGE = re.compile(rf"({_PREFIX})(\d+)-(?:{_PREFIX})(\d+)\Z")
 def select(names: Sequence[str], *, site: str | None = None, foreign: bool = False) -> list[Entry]:
     """The jobs that ``names`` name, in that order, each once.
 
-    ``123`` an id · ``123_4`` a task of an array · ``123-130`` the existing jobs of the range · a run
-    folder · a name (the newest job of that name). ``site``, a name or the path of a site file, restricts the search.
-    With ``foreign``, an id may also name a job submitted by other means: the scheduler is asked. Such a
-    job in the queue counts before an earlier one that hpcjobs submitted: a cluster that lost its state gives ids again.
+    ``123`` an id · ``123_4`` a task of an array · ``123_[4-6]`` some of its tasks, as Slurm prints them · ``123-130``
+    the existing jobs of the range · a run folder · a name (the newest job of that name). ``site``, a name or the path
+    of a site file, restricts the search. With ``foreign``, an id may also name a job submitted by other means: the
+    scheduler is asked. Such a job in the queue counts before an earlier one that hpcjobs submitted: a cluster that lost
+    its state gives ids again.
     So may a name that no job of hpcjobs here has.
 
     Raises UnknownJobError: a name stands for no job. RequestError: an id that two sites have given out. ConfigError: no
     such site.
     """
+    names = [one for name in names for one in _expand_tasks(name)]
     known = entries_of(site)
     of_site = f" of site {site}" if site is not None else ""
     if foreign and (ids := _ids_of_slurm(names)):
@@ -49,6 +52,15 @@ def select(names: Sequence[str], *, site: str | None = None, foreign: bool = Fal
         known = _with_foreign_names(others, known, site)
     selected = [entry for name in names for entry in _one(name, known, of_site)]
     return list({(entry.run_dir, entry.job_id, entry.task): entry for entry in selected}.values())
+
+
+def _expand_tasks(name: str) -> list[str]:
+    if not _TASKS.match(name):
+        return [name]
+    try:
+        return task_ids(name)
+    except ValueError as error:
+        raise RequestError(f"{name}: {error}", hint="tasks are named as in 123_[0-3,7]") from error
 
 
 def select_one(name: str, *, site: str | None = None, foreign: bool = False) -> Entry:

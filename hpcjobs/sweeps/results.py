@@ -120,8 +120,10 @@ class Results(NamedTuple):
         require_packages("polars", purpose="Parquet")
         import polars
 
+        from hpcjobs.pages import save_parquet
+
         columns = {name: [row.get(name) for row in self.rows] for name in self.columns}
-        polars.DataFrame(columns, strict=False).write_parquet(path)
+        save_parquet(path, polars.DataFrame(columns, strict=False))
 
 
 _VALIDATION_LOSS = re.compile(r"(?:.*[./])?(?:evaluation|eval|validation|valid|val)[._/]?loss")

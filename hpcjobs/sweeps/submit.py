@@ -9,6 +9,7 @@ import bisect
 import itertools
 import os
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from hpcjobs.errors import RequestError, SchedulerDownError, SchedulerError
+from hpcjobs.errors import HpcJobsWarning, RequestError, SchedulerDownError, SchedulerError
 from hpcjobs.files import write_beside
 from hpcjobs.job.limits import mandatory_options
 from hpcjobs.job.models import Job, Plan
@@ -35,7 +36,7 @@ from hpcjobs.slurm_commands import check_submission, cluster_env, show_config
 from hpcjobs.sweeps.cell_status import CellStatus, adopt_chunk, cell_statuses, tail_is_queued, without_held
 from hpcjobs.sweeps.cells import Cell, Program, make_program, shell_line
 from hpcjobs.sweeps.folder import NOBODY, Chunk, Definition, SweepFolder
-from hpcjobs.units import count_tasks
+from hpcjobs.units import count_tasks, format_count
 
 _TAILS = "next-*"
 """Run folders of the jobs that submit the rest."""
@@ -272,10 +273,26 @@ def start(folder: SweepFolder, definition: Definition, *, function: bytes | None
     """
     folder.make()
     with folder.lock():
+        _warn_of_left_out(folder, definition)
         folder.write_definition(definition)
         if function is not None:
             write_beside(folder.path / "function.pkl", function)
         return _submit_missing(folder, definition, QueueReadOnce(connect_to(definition)))
+
+
+def _warn_of_left_out(folder: SweepFolder, definition: Definition) -> None:
+    """Warn of cells of an earlier command that are none of ``definition``: nobody counts or resumes them any more."""
+    if not (folder.path / "sweep.json").exists():
+        return
+    left_out = {cell.id for cell in folder.definition.cells} - {cell.id for cell in definition.cells}
+    if left_out:
+        cells = format_count(len(left_out), "cell")
+        warnings.warn(
+            f"{cells} of an earlier command are no part of sweep {definition.name} any more: status, results and resume"
+            f" leave them out; their jobs go on (`hpcjobs sweep cancel {definition.name}` ends them too)",
+            HpcJobsWarning,
+            stacklevel=3,
+        )
 
 
 def resume(folder: SweepFolder) -> Outcome:

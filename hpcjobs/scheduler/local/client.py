@@ -320,7 +320,11 @@ class LocalScheduler:
         return []
 
     def estimate(self, job: Job) -> Estimate:
-        """No estimate: how long the jobs before it will run is not known."""
+        """No start: how long the jobs before it will run is not known. A refusal where this machine is too small."""
+        try:
+            _refuse_larger(job, machine_cpus(), visible_gpus())
+        except RequestError as error:
+            return Estimate(refusal=error.message)
         return Estimate()
 
     def hold(self, job_ids: Iterable[str]) -> None:

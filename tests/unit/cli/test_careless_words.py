@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commandline import hpcjobs, within
+from commandline import hpcjobs, ok, within
 
 import hpcjobs as package
 from hpcjobs.errors import HpcJobsError
@@ -39,6 +41,12 @@ from hpcjobs.sweeps.folder import SweepFolder, remember
         ("report jobs --site local --state DONE", 5, "--state DONE: not a job state"),
         ("report jobs --site local L99999", 6, "the accounting of site local has no job L99999"),
         ("report jobs --site local --csv none/x.csv", 5, "there is no folder {here}/none"),
+        ("submit --site local train.p", 5, "train.py is a file, and no package with modules"),
+        ("submit --site local .", 5, "program .: no such command"),
+        ("submit --site local train.py,", 5, "program train.py,: no such command"),
+        ("submit --site local train.py:main", 5, "program train.py:main: no such command"),
+        ("cloud check --site gcp-t4 --dir none", 5, "--dir none: no Terraform file is there"),
+        ("cancel 12_[x]", 5, "tasks are named as in 123_[0-3,7]"),
         ("fabric build --site local --target gpu", 2, "use auto, cpu or cuda"),
         ("drill kill-rank --site local --at-step -4", 2, "--at-step"),
         ("nodes --site local --clear n1", 6, "known: none"),
@@ -48,6 +56,7 @@ from hpcjobs.sweeps.folder import SweepFolder, remember
 def test_a_careless_word_is_explained(here: Path, arguments: str, code: int, message: str) -> None:
     (here / "number.yaml").write_text("program: [ddp, 3]\n")
     (here / "high.yaml").write_text("sample: {n: 3, space: {lr: {low: 2, high: 1}}}\n")
+    (here / "train.py").touch()
     (here / "log.yaml").write_text("sample: {n: 3, space: {lr: {low: 0, high: 1, log: true}}}\n")
     answer = within(*arguments.format(here=here).split())
     assert answer.code == code, answer
@@ -119,3 +128,56 @@ def test_a_careless_call_in_python_is_explained(here: Path, call: Callable[[], o
     with pytest.raises(HpcJobsError) as refused:
         call()
     assert message in str(refused.value)
+
+
+def test_what_submit_refuses_on_this_machine_no_other_verb_calls_possible(here: Path) -> None:
+    for options in (("-c", "9999"), ("--mem", "9999G"), ("--gpus-per-node", "99")):
+        answer = within("submit", "--site", "local", *options, "true")
+        assert answer.code == 5
+        refusal = answer.err.partition("hpcjobs: ")[2].splitlines()[0]
+        assert "this machine has" in refusal
+        for verb in (("submit", "--test-only"), ("where",)):
+            placed = within(*verb, "--site", "local", *options, "true")
+            assert placed.code != 0, placed
+            assert refusal.rpartition("this machine has")[2] in placed.out
+
+
+@pytest.mark.parametrize("verb", ["ps", "sites", "show L1", "wait L1", "submit --help", "why L1"])
+def test_a_reader_that_has_seen_enough_is_no_failure(here: Path, verb: str) -> None:
+    assert within("submit", "--site", "local", "--wait", "false").code == 1
+    command = f"{sys.executable} -m hpcjobs {verb} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode == 0 or (verb == "wait L1" and done.returncode == 1), done
+    assert "Traceback" not in done.stderr
+
+
+def test_tables_and_pages_that_cannot_be_written_are_named(here: Path) -> None:
+    program = 'echo \'{"loss": 1}\' > "$HPCJOBS_RUN_DIR/summary.json"'
+    ok("sweep", "run", "--site", "local", "--name", "s", "--wait", "--set", "lr=1,2", "--", "sh", "-c", program)
+    (here / "folder").mkdir()
+    (here / "file").touch()
+    for arguments, name in (
+        (("sweep", "results", "s", "--csv", "none/x.csv"), "none/x.csv: No such file or directory"),
+        (("sweep", "results", "s", "--parquet", "none/x.parquet"), "none/x.parquet: No such file or directory"),
+        (("sweep", "results", "s", "--csv", "folder"), "folder: Is a directory"),
+        (("report", "sweep", "s", "-O", "file"), "file: File exists"),
+    ):
+        answer = within(*arguments)
+        assert (answer.code, f"{here}/{name}" in answer.err) == (3, True), answer
+    rows = ok("sweep", "results", "s", "--csv", "out.csv", "--json").json
+    assert [row["measured"]["loss"] for row in rows] == [1, 1]
+    assert (here / "out.csv").read_text().count("\n") == 3
+
+
+def test_the_ids_that_slurm_prints_for_tasks_are_understood(here: Path) -> None:
+    assert within("submit", "--site", "local", "--array", "0-2", "--wait", "false").code == 1
+    assert [record["job_id"] for record in within("wait", "--json", "L1_[0,2]").json] == ["L1_0", "L1_2"]
+    assert ok("show", "L1_[1]", "--json").json["entry"]["task"] == 1
+    assert "job L1_0  false: FAILED" in ok("why", "L1_[0,2]").out
+
+
+def test_cells_of_an_earlier_command_that_are_left_out_are_counted(here: Path) -> None:
+    sweep = ("sweep", "run", "--site", "local", "--name", "s", "--wait")
+    assert "no part of sweep" not in ok(*sweep, "--set", "lr=1,2", "true").err
+    assert "no part of sweep" not in ok(*sweep, "--set", "lr=1,2,3", "true").err
+    assert "2 cells of an earlier command are no part of sweep s any more" in ok(*sweep, "--set", "lr=3", "true").err
