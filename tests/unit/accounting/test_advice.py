@@ -73,11 +73,12 @@ def test_what_a_later_attempt_built_on_is_not_lost(here: Path) -> None:
 def test_sums_weigh_efficiency_by_time() -> None:
     long = job(user="ana", cpu_s=8 * 3600 * 0.5, elapsed_s=3600)
     short = job(user="ana", cpu_s=8 * 60.0, elapsed_s=60)
+    at_once = job(user="ana", cpu_s=0.4, elapsed_s=0)  # its own efficiency is not known either
     other = job(user="bo", cpu_s=None)
-    parts = [pl.DataFrame([row], schema=SCHEMA, orient="row") for row in (long, short, other)]
+    parts = [pl.DataFrame([row], schema=SCHEMA, orient="row") for row in (long, short, at_once, other)]
     rows = {row["user"]: row for row in totals(parts, by="user").to_dicts()}
-    assert rows["ana"]["cpu_efficiency"] == pytest.approx((1800 + 60) / 3660)
-    assert rows["ana"]["jobs"] == 2
+    assert rows["ana"]["cpu_efficiency"] == pytest.approx((1800 + 60) / 3660, rel=1e-9)
+    assert rows["ana"]["jobs"] == 3
     assert rows["bo"]["cpu_efficiency"] is None
 
 

@@ -181,3 +181,9 @@ def test_cells_of_an_earlier_command_that_are_left_out_are_counted(here: Path) -
     assert "no part of sweep" not in ok(*sweep, "--set", "lr=1,2", "true").err
     assert "no part of sweep" not in ok(*sweep, "--set", "lr=1,2,3", "true").err
     assert "2 cells of an earlier command are no part of sweep s any more" in ok(*sweep, "--set", "lr=3", "true").err
+
+
+def test_why_says_that_hpcjobs_itself_ended_a_job_without_progress(here: Path) -> None:
+    submit = ("submit", "--site", "local", "--launcher", "spawn", "--retries", "preempt=1", "--wait")
+    assert within(*submit, "bash", "-c", "exit 85").code == 85
+    assert "; hpcjobs ended: " in ok("why", "L1").out
