@@ -15,7 +15,7 @@ import hpcjobs
 from hpcjobs.cli.arguments import CommandLineError, VerbGroup
 from hpcjobs.cli.output import DryRun, Json, Option, Partition, SiteName, note, opt, print_output, print_table
 from hpcjobs.cli.terminal import write_document
-from hpcjobs.errors import HpcJobsError
+from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.fabric.verdict import BAD, NodeVerdict, append, record_path
 from hpcjobs.job.fault_tolerance import check_words, clear_verdicts, read_standings
 from hpcjobs.job.models import Plan
@@ -59,6 +59,8 @@ def fabric(
         return
     from hpcjobs.cli.options import sbatch_options
 
+    if dry_run and as_json:
+        raise RequestError("--dry-run and --json exclude each other", hint="--dry-run prints the job script")
     flags = {"nodes": nodes, "partition": partition, "nodelist": nodelist, "cpus_per_task": cpus_per_task, "time": time}
     options: dict[str, Any] = sbatch_options(option or [], flags)
     command = shlex.join(["hpcjobs", *sys.argv[1:]])

@@ -39,7 +39,7 @@ def alloc(
     site: SiteName = None,
     request: JobSpec,
     spec: SpecFile = None,
-    dry_run: Annotated[bool, opt("--dry-run", help="Print the command; write nothing.")] = False,
+    dry_run: Annotated[bool, opt("--dry-run", help="Print a job script with the same request; write nothing.")] = False,
 ) -> None:
     """Allocate nodes now, and run PROGRAM or a shell on the first node, with the site's software.
 

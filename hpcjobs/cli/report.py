@@ -116,9 +116,9 @@ def jobs(
             report_jobs.write_page(table, page, job_filter, site)
         if csv is not None or parquet is not None:
             report_jobs.write_table(table.jobs, csv=csv, parquet=parquet)
-        elif as_json:
+        if as_json:
             print_output("report jobs", table.jobs.to_dicts())
-        elif page is None:
+        elif page is None and csv is None and parquet is None:
             report_jobs.print_jobs(table.jobs, table.attempts, shown)
 
     while watch:

@@ -76,8 +76,15 @@ def split_programs(tree: Any) -> Any:
     if isinstance(program := split.get("program"), str):
         split["program"] = program_words(program)
     if isinstance(jobs := split.get("jobs"), Mapping):
-        split["jobs"] = {name: split_programs(job) for name, job in jobs.items()}
+        split["jobs"] = {name: _split_programs_of(name, job) for name, job in jobs.items()}
     return split
+
+
+def _split_programs_of(name: object, job: Any) -> Any:
+    try:
+        return split_programs(job)
+    except RequestError as error:
+        raise RequestError(f"job {name!r} of {PROJECT_FILE}: {error.message}", hint=error.hint) from error
 
 
 def with_project(request: JobSpec) -> Requested:

@@ -31,6 +31,7 @@ from hpcjobs.run.select import entries_of
 from hpcjobs.run.status import Connect, is_reachable, statuses
 from hpcjobs.scheduler.base import JobRecord, State, connect
 
+_MODES = {".tar": "w", ".gz": "w:gz", ".tgz": "w:gz", ".xz": "w:xz"}
 SUMS, ABOUT = "SHA256SUMS", "ARCHIVE.json"
 
 
@@ -75,7 +76,8 @@ def archive(entry: Entry, path: Path | None = None, *, connect: Connect = connec
         raise RequestError(f"{target} exists already", hint="--output names another file")
     if run_dir.resolve() in target.absolute().resolve().parents:
         raise RequestError(f"{target} would lie in the run folder itself", hint="--output names another place")
-    mode = {".gz": "w:gz", ".tgz": "w:gz", ".xz": "w:xz"}.get(target.suffix, "w")
+    if (mode := _MODES.get(target.suffix)) is None:
+        raise RequestError(f"{target}: an archive is a tar file", hint=f"a name that ends in {', '.join(_MODES)}")
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     about = {
         "schema": 1, "hpcjobs": __version__, "created": time.time(), "entry": entry, "records": known.records,

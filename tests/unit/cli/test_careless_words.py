@@ -46,6 +46,8 @@ from hpcjobs.sweeps.folder import SweepFolder, remember
         ("submit --site local train.py,", 5, "program train.py,: no such command"),
         ("submit --site local train.py:main", 5, "program train.py:main: no such command"),
         ("cloud check --site gcp-t4 --dir none", 5, "--dir none: no Terraform file is there"),
+        ("fabric --site local --dry-run --json", 5, "--dry-run and --json exclude each other"),
+        ("submit --site local both", 5, "job 'wrong' of hpcjobs.yaml: program 'echo a && echo b'"),
         ("cancel 12_[x]", 5, "tasks are named as in 123_[0-3,7]"),
         ("fabric build --site local --target gpu", 2, "use auto, cpu or cuda"),
         ("drill kill-rank --site local --at-step -4", 2, "--at-step"),
@@ -57,6 +59,8 @@ def test_a_careless_word_is_explained(here: Path, arguments: str, code: int, mes
     (here / "number.yaml").write_text("program: [ddp, 3]\n")
     (here / "high.yaml").write_text("sample: {n: 3, space: {lr: {low: 2, high: 1}}}\n")
     (here / "train.py").touch()
+    if "both" in arguments:
+        (here / "hpcjobs.yaml").write_text("jobs: {both: {program: train.py}, wrong: {program: 'echo a && echo b'}}\n")
     (here / "log.yaml").write_text("sample: {n: 3, space: {lr: {low: 0, high: 1, log: true}}}\n")
     answer = within(*arguments.format(here=here).split())
     assert answer.code == code, answer

@@ -267,6 +267,7 @@ def test_an_archive_is_whole_or_not_there(here_with_slurm: Path) -> None:
     assert within("archive", "1", "--output", "gone/x.tar").code == 5
     assert within("archive", "1", "--output", str(here_with_slurm / "runs/job1/x.tar")).code == 5
     assert "its files still change" in within("archive", "2").err
+    assert "an archive is a tar file" in within("archive", "1", "--output", "x.zip").err
     ok("archive", "1", "--output", "x.tar.gz")
     assert "exists already" in within("archive", "1", "--output", "x.tar.gz").err
     assert sorted(path.name for path in here_with_slurm.iterdir()) == ["runs", "x.tar.gz"]
