@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -31,5 +32,5 @@ def test_the_signal_that_ended_a_job_is_named_and_slurms_0_of_a_job_that_did_not
         assert f"for 0s{printed}\n" in ok("show", "L1").out
         waited = within("wait", "L1")
         assert waited.code != 0
-        assert f"job L1 {facts['state']}{printed}\n" in waited.err
+        assert f"job L1 {facts['state']} on {os.uname().nodename}{printed}\n" in waited.err
         assert f"   {column}   " in ok("ps").out
