@@ -64,7 +64,7 @@ Name = Annotated[str, typer.Argument(help="Name or folder of the sweep.", autoco
 
 @sweep_app.command(cls=ProgramCommand, context_settings={"allow_interspersed_args": False}, epilog=EPILOG)
 @with_job_options(
-    without=["array", "template", "preflight", "spare", "min_nodes", "monitor", "notify", "notify_on"],
+    without=["array", "template", "wrap", "preflight", "spare", "min_nodes", "monitor", "notify", "notify_on"],
     help={
         "name": "Name of the sweep [the program's].",
         "retries": "Start a cell again after: timeout=∞,preempt=∞,…; on.",

@@ -269,7 +269,7 @@ def _by_cluster(
         raise UnknownJobError(f"{verb}: the scheduler does not know job {', '.join(missing)}")
     over = [job for job in known if all(r.state.ended for r in job.records)]
     if over and verb != "requeue":
-        ends = (f"job {job.entry.job_id} has ended: {job.records[0].state.value}" for job in over)
+        ends = (f"job {job.ids()[0]} has ended: {job.records[0].state.value}" for job in over)
         raise RequestError(f"{verb}: {'; '.join(ends)}")
     for job in over:
         _require_same(job, connect(job.entry.scheduler, job.entry.slurm_conf))

@@ -218,7 +218,15 @@ class Program(NamedTuple):
 
 
 def make_program(job: Job, *, env: dict[str, str], passing: Passing | None = None) -> Program:
-    """The program of a resolved job. Python programs take flags unless ``passing`` says otherwise."""
+    """The program of a resolved job. Python programs take flags unless ``passing`` says otherwise.
+
+    Raises RequestError: it is a batch script, which is a job of its own.
+    """
+    if job.batch_script is not None:
+        raise RequestError(
+            "a batch script is a job of its own, and the cells of a sweep or study are tasks of one array",
+            hint="give the program that each cell runs: sh -c 'COMMAND', or bash SCRIPT for a script",
+        )
     python = job.argv[0] == job.python
     argv = job.argv[1:] if python else job.argv
     digest = hashlib.sha256(json.dumps([argv, env], sort_keys=True).encode())

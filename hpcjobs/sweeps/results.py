@@ -195,7 +195,7 @@ def _read_summary(
 
 def _facts(folder: SweepFolder, cell_status: CellStatus, definition: Definition) -> dict[str, Any]:
     own, record = cell_status.own, cell_status.record
-    exit_code = own.exit_code if own is not None and own.state.ended else record.exit_code if record else None
+    exit_code = own.exit_code if own is not None and own.state.ended else record.reported_code if record else None
     elapsed = own.ended - own.started if own is not None and own.ended and own.started else None
     cell_dir = folder.cell_dir(cell_status.cell.id)
     traceback = _traceback(cell_dir)

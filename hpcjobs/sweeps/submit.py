@@ -32,7 +32,7 @@ from hpcjobs.run.submission import plan_in
 from hpcjobs.run.submit import hand_over
 from hpcjobs.scheduler.base import JobQueue, QueueReadOnce, Scheduler, State, connect
 from hpcjobs.site.resources import Resources, fields_where
-from hpcjobs.slurm_commands import check_submission, cluster_env, show_config
+from hpcjobs.slurm_commands import check_submission, show_config
 from hpcjobs.sweeps.cell_status import CellStatus, adopt_chunk, cell_statuses, tail_is_queued, without_held
 from hpcjobs.sweeps.cells import Cell, Program, make_program, shell_line
 from hpcjobs.sweeps.folder import NOBODY, Chunk, Definition, SweepFolder
@@ -65,14 +65,12 @@ class Cut(NamedTuple):
 def read_limits(job: Job, *, max_submit_jobs: int | None, runner: Runner = run) -> Limits:
     """The limits where ``job`` runs: on a cluster one ``scontrol show config``; ``max_submit_jobs`` is the site's.
 
-    Raises SchedulerError: the controller did not answer.
+    Raises SchedulerDownError: the controller does not answer, for some seconds.
     """
     if not job.kind.takes_sbatch_options:
         return Limits(_LOCAL_TASKS, max_submit_jobs)
-    result = runner(show_config(), env=cluster_env(job.slurm_conf))
-    if result.code != 0:
-        raise SchedulerError(f"scontrol show config: {result.err.strip() or result.out.strip()}")
-    return parse_config(result.out, jobs=max_submit_jobs)
+    answer = connect(job.scheduler, job.slurm_conf, runner=runner).query(show_config())
+    return parse_config(answer, jobs=max_submit_jobs)
 
 
 def parse_config(text: str, *, jobs: int | None = None) -> Limits:

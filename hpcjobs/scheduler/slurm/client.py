@@ -126,7 +126,10 @@ HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         "requested operation is presently disabled",
-        "submitting is switched off here for now: `sinfo` and the site's news say more",
+        (
+            "the cluster does not allow it: a requeue for good (`hpcjobs rerun JOB` submits it anew), or submitting "
+            "for now (`sinfo` and the site's news say more)"
+        ),
     ),
     # When.
     (

@@ -258,9 +258,12 @@ _SHOWN_JOB = re.compile(r"^(?=JobId=)", re.MULTILINE)
 
 
 def parse_submitted(out: str) -> tuple[str, str | None] | None:
-    """Job id and cluster that ``sbatch --parsable`` printed among a site's banners; None: no line is an id."""
-    lines = _SUBMITTED.findall(out.replace("\r", ""))
-    return (lines[-1][0], lines[-1][1].strip() or None) if lines else None
+    """Job id and cluster that ``sbatch --parsable`` printed among banners; None: no line is one, or several are."""
+    lines = set(_SUBMITTED.findall(out.replace("\r", "")))
+    if len(lines) != 1:
+        return None
+    ((job_id, cluster),) = lines
+    return job_id, cluster.strip() or None
 
 
 def parse_squeue(out: str, *, lists_ended: bool = False) -> list[JobRecord]:

@@ -8,7 +8,15 @@ import pytest
 
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.slurm.estimates import parse_start
-from hpcjobs.scheduler.slurm.parse import ACCOUNTED, SEPARATOR, Table, parse_sacct, parse_scontrol, parse_squeue
+from hpcjobs.scheduler.slurm.parse import (
+    ACCOUNTED,
+    SEPARATOR,
+    Table,
+    parse_sacct,
+    parse_scontrol,
+    parse_squeue,
+    parse_submitted,
+)
 from hpcjobs.slurm_commands import list_accounted, list_queue
 
 RECORDED = Path(__file__).resolve().parents[2] / "data" / "slurm"
@@ -309,3 +317,19 @@ def test_the_accounting_of_two_clusters_has_both_jobs_of_one_id_and_a_late_row_h
     for rows, expected in ((others, ["COMPLETED", "FAILED"]), (late, ["COMPLETED", "PENDING"])):
         text = "".join(f"{row}\n".replace("|", ACCOUNTED.separator) for row in rows)
         assert [record.state.value for record in parse_sacct(text)] == expected
+
+
+@pytest.mark.parametrize(
+    ("out", "expected"),
+    [
+        ("100\n", ("100", None)),
+        ("welcome to 2 clusters\n100;alpha\nhours left: 5\n", ("100", "alpha")),
+        ("100\n100\n", ("100", None)),
+        ("100\nRemaining core hours:\n48211\n", None),  # either may be the job: its script tells
+        ("nothing\n", None),
+    ],
+)
+def test_the_id_of_a_submission_is_the_one_line_that_can_be_one(
+    out: str, expected: tuple[str, str | None] | None
+) -> None:
+    assert parse_submitted(out) == expected

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+from commandline import within
 from msgspec.structs import replace
 
 import hpcjobs
@@ -91,3 +93,15 @@ def test_a_controller_that_is_away_refuses_no_array(monkeypatch: pytest.MonkeyPa
     assert largest_array(plan, 1, runner=lambda argv, **_: next(answers)) == 1
     with pytest.raises(SchedulerDownError, match="no answer from Slurm"):
         largest_array(plan, 8, runner=lambda argv, **_: Result(1, "", lost))
+
+
+def test_a_batch_script_is_no_program_of_a_cell(here: Path) -> None:
+    """Its cells would run without the script."""
+    (here / "site.yaml").write_text("scheduler: slurm\npartitions: {main: {nodes: 2, node: {cpus: 4, mem: 8G}}}\n")
+    (here / "b.sh").write_text("#!/bin/bash\n#SBATCH -J b\necho\n")
+    sweep, study = ("sweep", "run", "--set", "x=1,2"), ("scale", "--nodes", "1,2", "--metric", r"v=(\d+)")
+    for verb in (sweep, (*sweep, "--dry-run"), study):
+        refused = within(*verb, "--site", "./site.yaml", "b.sh")
+        assert (refused.code, "a batch script is a job of its own" in refused.err) == (5, True), refused
+    assert "No such option: --wrap" in within(*sweep, "--site", "./site.yaml", "--wrap", "hostname").err
+    assert not (here / "runs").exists()
