@@ -206,6 +206,8 @@ def prune(
         print(f"{len(chosen)} job{'' if len(chosen) == 1 else 's'}, {human_bytes(total)} {done}")
     if choice.left and not as_json:
         jobs = "job" if choice.left == 1 else "jobs"
-        note(f"not listed: {choice.left} {jobs} of that age, still waiting, running, in use, or without a known end")
+        note(
+            f"not listed: {choice.left} {jobs} of that age, still waiting, running or ending, in use, or without a known end"
+        )
     if len(chosen) < len(choice.old):
         raise typer.Exit(1)  # a warning has named the folder that could not be removed

@@ -18,7 +18,7 @@ def test_where_lists_my_sites_and_this_machine_but_no_examples(here: Path, monke
     (here / "site_configs").mkdir()
     (here / "site_configs" / "mine.yaml").write_text("partitions: {cpu: {nodes: 4, node: {cpus: 4, mem: 8G}}}\n")
     assert {row["site"] for row in ok("where", "--json", "true").json} == {"local", "mine"}
-    assert {row["site"] for row in ok("where", "--site", "a10g-box", "--json", "true").json} == {"a10g-box"}
+    assert {row["site"] for row in within("where", "--site", "a10g-box", "--json", "true").json} == {"a10g-box"}
 
 
 @pytest.fixture

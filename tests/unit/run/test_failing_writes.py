@@ -17,6 +17,8 @@ import pytest
 from commandline import Answer, ok, within
 from slurm_with_memory import SlurmWithMemory, install
 
+from hpcjobs.run import archive
+
 CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.symlink", "os.link", "os.chmod", "os.truncate")
 FAULTS = [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.ESTALE, errno.EACCES, None]
 NAMES = ["KILL" if fault is None else errno.errorcode[fault] for fault in FAULTS]
@@ -122,8 +124,9 @@ def test_a_cancellation_with_a_failing_write_says_so_or_has_cancelled(
 
 @pytest.mark.parametrize("fault", FAULTS, ids=NAMES)
 def test_prune_with_a_failing_write_removes_nothing_else_and_the_next_one_removes_the_rest(
-    fault: int | None, slurm: SlurmWithMemory
+    fault: int | None, slurm: SlurmWithMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(archive, "FINAL_AFTER_S", 0.0)  # else the nodes may still be cleaned up
     slurm.clear()
     waiting, stays = submit("waits")
     contents, old = files(stays), list[Path]()

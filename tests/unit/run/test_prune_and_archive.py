@@ -71,7 +71,10 @@ def test_old_jobs_are_listed_and_removed_only_when_asked(here_with_slurm: Path, 
     assert "1 job, " in ok("prune").out
     assert old.exists()
     answered = ok("prune", "--remove")
-    assert "not listed: 1 job of that age, still waiting, running, in use, or without a known end" in answered.err
+    assert (
+        "not listed: 1 job of that age, still waiting, running or ending, in use, or without a known end"
+        in answered.err
+    )
     assert (old.exists(), recent.exists(), unaccounted.exists()) == (False, True, True)
     assert [entry.job_id for entry in index.entries()] == ["3", "2"]
 
