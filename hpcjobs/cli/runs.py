@@ -207,7 +207,8 @@ def prune(
     if choice.left and not as_json:
         jobs = "job" if choice.left == 1 else "jobs"
         note(
-            f"not listed: {choice.left} {jobs} of that age, still waiting, running or ending, in use, or without a known end"
+            f"not listed: {choice.left} {jobs} of that age, "
+            "still waiting, running or ending, in use, or without a known end"
         )
     if len(chosen) < len(choice.old):
         raise typer.Exit(1)  # a warning has named the folder that could not be removed
