@@ -111,7 +111,8 @@ def _write(file: IO[bytes], run_dir: Path, about: bytes, mode: str) -> int:
                 member.size = os.fstat(content.fileno()).st_size
                 summed = _Summed(content)
                 tar.addfile(member, summed)
-            escaped = name.replace("\\", "\\\\").replace("\n", "\\n")  # as sha256sum prints and reads such names
+            # As sha256sum prints and reads such names.
+            escaped = name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
             mark = "" if escaped == name else "\\"
             sums.append(f"{mark}{summed.sum.hexdigest()}  {escaped}\n")
         _add_text(tar, SUMS, "".join(sums).encode("utf-8", "surrogateescape"))

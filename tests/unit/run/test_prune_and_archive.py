@@ -244,12 +244,16 @@ def test_a_file_system_that_is_away_loses_no_record(here_with_slurm: Path) -> No
     assert [entry.job_id for entry in index.entries()] == ["1"]
 
 
+ODDER = ("two\nlines\\n", "end of a line\r", "a \\r in it")
+
+
 def test_an_archive_has_every_file_its_checksum_and_the_records(here_with_slurm: Path, tmp_path: Path) -> None:
     folder = job(here_with_slurm, "1", days=2)
     (folder / "latest").symlink_to("logs")
     os.link(folder / "logs" / "out", folder / "again")
     (folder / "näme \udcff").write_text("odd")
-    (folder / "two\nlines\\n").write_text("odder")
+    for odder in ODDER:
+        (folder / odder).write_text("odder")
     os.mkfifo(folder / "pipe")
     assert "job1_1.tar  " in ok("archive", "1").out
     unpacked = tmp_path / "unpacked"
@@ -258,7 +262,7 @@ def test_an_archive_has_every_file_its_checksum_and_the_records(here_with_slurm:
     check = subprocess.run(["sha256sum", "--quiet", "-c", "SHA256SUMS"], cwd=unpacked, capture_output=True, text=True)
     assert check.returncode == 0, check
     files = {path.name for path in unpacked.rglob("*")}
-    assert {"out", "again", "latest", "näme \udcff", "two\nlines\\n", "accounting.json", "ARCHIVE.json"} <= files
+    assert {"out", "again", "latest", "näme \udcff", *ODDER, "accounting.json", "ARCHIVE.json"} <= files
     assert "pipe" not in files
     about = json.loads((unpacked / "ARCHIVE.json").read_text())
     assert (about["entry"]["job_id"], about["records"][0]["state"]) == ("1", "COMPLETED")
