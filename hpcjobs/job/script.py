@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jinja2
 import msgspec
+from jinja2.loaders import split_template_path
 from msgspec.structs import replace
 
 from hpcjobs import __version__
@@ -73,24 +74,25 @@ def read_template(path: Path) -> str:
         raise ConfigError(f"template {path}: cannot be read: {reason_of(error)}") from error
 
 
-class _ProjectLoader(jinja2.FileSystemLoader):
+class _ProjectLoader(jinja2.BaseLoader):
     """Templates of the current folder, which may be anybody's.
 
     One that is not trusted is an error, or, where ``untrusted`` is a list, is added to it.
     """
 
     def __init__(self, folder: Path, untrusted: list[Path] | None) -> None:
-        super().__init__(str(folder))
-        self._untrusted = untrusted
+        self._folder, self._untrusted = folder, untrusted
 
-    def get_source(self, environment: jinja2.Environment, template: str) -> tuple[str, str, Callable[[], bool]]:
-        text, file, is_current = super().get_source(environment, template)
-        path = Path(file)
+    def get_source(self, environment: jinja2.Environment, template: str) -> tuple[str, str, Callable[[], bool] | None]:
+        path = self._folder.joinpath(*split_template_path(template))
+        if not path.is_file():
+            raise jinja2.TemplateNotFound(template)
+        text = read_template(path)
         if not is_trusted(path, text):
             if self._untrusted is None:
                 raise refusal_of_file("template", path)
             self._untrusted.append(path)
-        return text, file, is_current
+        return text, str(path), None
 
 
 def render(job: Job, run_dir: Path, *, made_by: str, by_hand: bool = False, untrusted: list[Path] | None = None) -> str:

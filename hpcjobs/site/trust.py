@@ -72,6 +72,11 @@ def is_trusted(path: Path, text: str) -> bool:
     return _is_among(read_trusted(), path, text)
 
 
+def was_trusted(path: Path) -> bool:
+    """Whether the user trusts ``path`` with some content, which may be another one than it has now."""
+    return _key(path) in read_trusted()
+
+
 def _is_among(hashes: Mapping[str, str], path: Path, text: str) -> bool:
     """A link of somebody else to a trusted file is not: the file's relative words mean another folder there."""
     return hashes.get(_key(path)) == _hash(text) and not leads_elsewhere(path)
@@ -120,10 +125,9 @@ def trust_file(path: Path, text: str) -> None:
 
 def forget_file(path: Path) -> bool:
     """Trust the file no longer; whether it was trusted. Raises ConfigError: the record cannot be read or written."""
-    was_trusted = _key(path) in read_trusted()
-    if was_trusted:
+    if is_undone := was_trusted(path):
         _append(path, None)
-    return was_trusted
+    return is_undone
 
 
 def read_trusted() -> dict[str, str]:

@@ -445,28 +445,43 @@ def test_a_folder_that_is_a_link_to_itself_ends_no_command(here: Path, name: str
     assert "nothing to trust" in ok("sites", "trust").out
 
 
-@pytest.mark.parametrize("kind", ["pipe", "huge", "whole machine", "memory"])
+@pytest.mark.parametrize("kind", ["pipe", "huge", "whole machine", "memory", "huge file"])
 def test_a_recipe_of_a_project_that_cannot_be_one_stops_no_verb(here: Path, kind: str) -> None:
     (here / "containers").mkdir()
     recipe = here / "containers" / "x.def"
-    source = {"whole machine": "/", "memory": "/proc/self/mem"}.get(kind, "")
+    source = {"whole machine": "/", "memory": "/proc/self/mem", "huge file": "big"}.get(kind, "")
     recipe.write_text(f"Bootstrap: docker\nFrom: debian:12\n\n%files\n  {source} /x\n")
     if kind == "pipe":
         recipe.unlink()
         os.mkfifo(recipe)
     elif kind == "huge":
         os.truncate(recipe, 20 << 30)
+    (recipe.parent / "big").touch()
+    os.truncate(recipe.parent / "big", 400 << 30)
     (here / "site.yaml").write_text("scheduler: local\ncontainers: {runtime: apptainer, folder: images}\n")
     site = ("--site", "./site.yaml")
-    for verb in (("container", "list", *site), ("container", "build", "x", *site), ("sites", "trust", str(recipe))):
+    build = ("container", "build", "x", *site)
+    trust = [("sites", "trust", str(recipe))] if kind != "huge file" else []  # its content is what is trusted
+    for verb in (("container", "list", *site), build, (*build, "--dry-run"), *trust):
         answer = run_hpcjobs(*verb, timeout_s=60)
         assert answer.code in (0, ConfigError.exit_code), answer
         if answer.code:
             assert str(recipe) in answer.err
+        if verb == build and kind not in ("pipe", "huge"):
+            assert "is not trusted as it is now" in answer.err, "before what it takes in is looked at"
 
 
-def test_a_huge_template_is_refused_before_it_is_trusted(here: Path) -> None:
+@pytest.mark.parametrize("verb", ["sites trust", "submit --site local true", "submit --site local --dry-run true"])
+def test_a_huge_template_is_refused_before_it_is_trusted(here: Path, verb: str) -> None:
     huge = template(here, "job.sh.j2", "")
     os.truncate(huge, 20 << 30)
-    answer = run_hpcjobs("sites", "trust", str(huge), timeout_s=60)
+    answer = run_hpcjobs(*verb.split(), timeout_s=60)
     assert (answer.code, f"template {huge}: cannot be read: larger than 64 MiB" in answer.err) == (4, True), answer
+
+
+def test_a_template_with_the_line_ends_of_windows_can_be_trusted(here: Path, marker: Path) -> None:
+    mine = template(here, "mine.sh.j2", "")
+    mine.write_bytes(TEMPLATE.format(marker=marker).replace("\n", "\r\n").encode())
+    ok("sites", "trust")
+    ok("submit", "--site", "local", "--template", "mine", "--wait", "true")
+    assert marker.exists()
