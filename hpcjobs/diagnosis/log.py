@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import errno
 import re
 import signal
+import warnings
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hpcjobs.diagnosis.values import Failure, LogLine
+from hpcjobs.errors import HpcJobsWarning
+from hpcjobs.files import open_regular
 from hpcjobs.record.values import read_count
 from hpcjobs.units import index_ranges
 
 READ_BYTES = 8 << 20
 READ_LINES = 50_000
 """So much of the end of a log is read: failures are at the end."""
+_COUNTED_BYTES = 1 << 30
+"""So much before it is read to count its lines."""
 _BLOCK = 1 << 20
 
 # How launchers name the rank of a line: hpcjobs and `srun --label`, torch, horovodrun and `mpirun --tag-output`.
@@ -72,16 +76,17 @@ _TORCHRUN_FIELDS = re.compile(r"^\s*(?P<key>host|rank|exitcode)\s*:\s*(?P<value>
 
 
 def read_lines(path: Path) -> list[LogLine]:
-    """The lines of the end of a log, with their numbers in the file.
+    """The lines of the end of a log, with their numbers in the file, or, with a warning, those in what is read of it.
 
     Raises OSError: it cannot be read.
     """
-    if not path.is_file() and path.exists():  # a pipe has no known end
-        raise OSError(errno.EINVAL, "no regular file", str(path))
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         skipped = max(0, file.seek(0, 2) - READ_BYTES)
-        file.seek(0)
-        number, left = 1, skipped
+        number, left = 1, skipped if skipped <= _COUNTED_BYTES else 0
+        if left < skipped:
+            text = f"{path} is larger than {_COUNTED_BYTES >> 30} GiB: only its last {READ_BYTES >> 20} MiB are read"
+            warnings.warn(f"{text}, and line numbers count from there", HpcJobsWarning, stacklevel=2)
+        file.seek(skipped - left)
         while left:
             block = file.read(min(_BLOCK, left))
             number, left = number + block.count(b"\n"), left - len(block)

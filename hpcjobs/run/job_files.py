@@ -348,6 +348,8 @@ _FIRST_OF_SEVERAL = 0xC0
 _TIME = re.compile(
     rb"(?<!\d)(\d{4})[-/](\d\d)[-/](\d\d)[ T_](\d\d):(\d\d):(\d\d)(?:[.,]\d+)?(?P<zone>Z|[+-]\d\d:?\d\d)?(?!\d)"
 )
+_WITHOUT_TIME_BYTES = 1 << 30
+"""A search for a time ends where so much of a file has none."""
 _TIME_BYTES = 120
 """A time that stands later in a line is not the moment the line was printed."""
 
@@ -409,23 +411,25 @@ def find_start(
 
     The file is read from its end, only as far as needed.
 
-    Raises ValueError: no line of the file has a time to compare with ``since``. OSError: the file cannot be read.
+    Raises ValueError: the file, or 1 GiB of it, has no time to compare with ``since``. OSError: it cannot be read.
     """
-    start, accepted, is_dated = path.stat().st_size, 0, False
+    start, accepted, dated = path.stat().st_size, 0, None
     if count == 0 or (since is not None and path.stat().st_mtime < since):
         return start
-    above = start
+    end = above = start
     for offset, line in _lines_from_end(path):
         if since is not None and (moment := line_time(line)) is not None:
-            is_dated = True
+            dated = offset
             if moment < since:
                 return above if count is None else start
+        elif since is not None and (end if dated is None else dated) - offset > _WITHOUT_TIME_BYTES:
+            raise ValueError(f"no line in {_WITHOUT_TIME_BYTES >> 30} GiB of {path} has a date and a time")
         above = offset
         if count is not None and accepts(line.decode("utf-8", "replace")):
             start, accepted = offset, accepted + 1
             if accepted == count:
                 return start
-    if since is not None and not is_dated and path.stat().st_size:
+    if since is not None and dated is None and path.stat().st_size:
         raise ValueError(f"no line of {path} has a date and a time")
     return 0 if count is None else start
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from hpcjobs.errors import HpcJobsWarning
 from hpcjobs.files import open_regular, read_regular
 from hpcjobs.record import MANIFEST, METRICS, SUMMARY
 from hpcjobs.record.manifest import Manifest, RecordedCode, RequestedJob, read_manifest
@@ -351,11 +353,25 @@ def all_samples(run_dir: Path) -> list[NodeSamples]:
     """Every sample of each node, in the order of nodes."""
     nodes = []
     for path in monitor_files(run_dir):
-        head, lines = _head(path), Tail(path).news(last=True)
+        head, lines = _head(path), _tail(path).news(last=True)
         read = tuple(s for line in lines if (s := decode_sample(line.encode())) is not None)
         if head is not None and read:
             nodes.append(NodeSamples(head.host, head.started_at, read))
     return nodes
+
+
+_MOST_SAMPLES_BYTES = 1 << 28
+"""A week of samples, one per second."""
+
+
+def _tail(path: Path) -> Tail:
+    """The samples of a file; of a larger one, with a warning, those at its end."""
+    size = path.stat().st_size
+    if size <= _MOST_SAMPLES_BYTES:
+        return Tail(path)
+    text = f"{path} is larger than {_MOST_SAMPLES_BYTES >> 20} MiB: only the samples at its end are read"
+    warnings.warn(text, HpcJobsWarning, stacklevel=2)
+    return Tail(path, start=size - _MOST_SAMPLES_BYTES)
 
 
 def open_samplers(run_dir: Path) -> list[OpenSampler]:
@@ -388,7 +404,7 @@ def _head(path: Path) -> Head | None:
 def samples(entry: Entry) -> Iterator[str]:
     """Every sample until now, a line each, the nodes one after the other."""
     for path in all_monitor_files(entry):
-        yield from _select_lines(path, Tail(path).news(last=True))
+        yield from _select_lines(path, _tail(path).news(last=True))
 
 
 def follow_samples(entry: Entry, *, report: Report = discard) -> Iterator[str]:
@@ -398,7 +414,9 @@ def follow_samples(entry: Entry, *, report: Report = discard) -> Iterator[str]:
     while True:
         over = not watch.look()
         for path in all_monitor_files(entry):
-            yield from _select_lines(path, tails.setdefault(path, Tail(path)).news(last=over))
+            if path not in tails:
+                tails[path] = _tail(path)
+            yield from _select_lines(path, tails[path].news(last=over))
         if over:
             return
         time.sleep(_POLL_S)

@@ -188,6 +188,52 @@ def test_files_of_a_strange_folder_that_are_none_stop_no_verb(here: Path, tmp_pa
         assert "Traceback" not in answer.err
 
 
+_LARGE_LOG, _LARGE_SAMPLES = "only its last 8 MiB are read", "larger than 256 MiB: only the samples at its end are read"
+
+
+@pytest.mark.parametrize(
+    ("verb", "texts"),
+    [
+        ("why", ("ValueError: at the end", _LARGE_LOG)),
+        ("why --log {log}", ("ValueError: at the end", _LARGE_LOG)),
+        ("wait --timeout 5", ()),
+        ("logs -n 1", ("ValueError: at the end",)),
+        ("logs --since 1h", ("--since: no line in 1 GiB of {log} has a date and a time", "hint: -n N")),
+        ("logs --monitor", ("n0  ", _LARGE_SAMPLES)),
+        ("logs --monitor --follow", ("n0  ", _LARGE_SAMPLES)),
+        ("report load", ("20 %", _LARGE_SAMPLES)),
+        ("report advise", ()),
+        ("show", ()),
+        ("show --json", ()),
+    ],
+)
+def test_the_end_of_huge_logs_and_samples_in_a_strange_folder_is_read(
+    here: Path, tmp_path: Path, verb: str, texts: tuple[str, ...]
+) -> None:
+    own = Path(within("submit", "--site", "local", "--json", "--wait", "sh", "-c", "echo begin; exit 1").json["run_dir"])
+    eve = tmp_path / "eve" / own.name
+    shutil.copytree(own, eve)
+    submitted = json.loads((own / "submitted.json").read_text())
+    (eve / "submitted.json").write_text(json.dumps({**submitted, "run_dir": str(eve)}))
+    (log,) = (eve / "logs").iterdir()
+    (eve / "monitor.jsonl").write_text('{"kind": "monitor", "host": "n0", "interval_s": 1, "started_at": 1}\n')
+    last_lines = {
+        log: "ValueError: at the end",
+        eve / "monitor.jsonl": '{"kind": "sample", "time_s": 5, "cpu_percent": 20}',
+        eve / "metrics.jsonl": '{"kind": "step", "step": 7, "time_s": 5, "loss": 1}',
+    }
+    for path, line in last_lines.items():
+        path.touch()
+        os.truncate(path, 300 << 30)
+        with path.open("a") as file:
+            file.write(f"\n{line}\n")
+    options = [] if "--log" in verb else [str(eve)]
+    answer = hpcjobs(*verb.format(log=log).split(), *options, timeout_s=60)
+    assert answer.code not in (70, -9), answer
+    for text in texts:
+        assert text.format(log=log) in answer.out + answer.err
+
+
 @pytest.mark.parametrize("verb", ["show", "show --json", "why", "logs", "wait --timeout 1", "archive"])
 @pytest.mark.parametrize(
     ("name", "values"),
