@@ -28,9 +28,13 @@ def make_page_folder(folder: Path) -> None:
     make_folder(folder, 0o777)
 
 
+_STREAM_FOLDERS = (Path("/dev"), Path("/dev/fd"))
+"""Not /dev/shm, where everybody may write."""
+
+
 def save_file(path: Path, content: bytes | str) -> None:
     """Write a file of a page in one step: a link of its name is replaced, not followed, but for /dev/stdout."""
-    if path.is_relative_to("/dev"):
+    if path.parent in _STREAM_FOLDERS:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     else:
         write_beside(path, content, mode=None, durable=False)

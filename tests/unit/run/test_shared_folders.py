@@ -172,8 +172,14 @@ def test_no_page_or_table_is_written_where_another_user_leads_it(shared: Path, h
     (shared / "s-report").unlink()
     plant(shared / "s-report", Path.mkdir)
     refused(within("report", "sweep", "s"), shared / "s-report")
-    plant(shared / "s.csv", lambda path: path.symlink_to(mine / "index.html"))
-    ok("sweep", "results", "s", "--csv", "s.csv")
+    in_memory = Path(f"/dev/shm/{here.name}-{os.getpid()}.csv")
+    try:
+        for kind, path in (("csv", shared / "s.csv"), ("parquet", shared / "s.parquet"), ("csv", in_memory)):
+            plant(path, lambda path: path.symlink_to(mine / "index.html"))
+            ok("sweep", "results", "s", f"--{kind}", str(path))
+            assert not path.is_symlink()
+    finally:
+        in_memory.unlink(missing_ok=True)
     assert (os.listdir(mine), (mine / "index.html").read_text()) == (["index.html"], "mine")
     assert "lr" in hpcjobs("sweep", "results", "s", "--csv", "/dev/stdout").out
     assert os.path.islink("/dev/stdout")
