@@ -210,7 +210,9 @@ _LARGE_LOG, _LARGE_SAMPLES = "only its last 8 MiB are read", "larger than 256 Mi
 def test_the_end_of_huge_logs_and_samples_in_a_strange_folder_is_read(
     here: Path, tmp_path: Path, verb: str, texts: tuple[str, ...]
 ) -> None:
-    own = Path(within("submit", "--site", "local", "--json", "--wait", "sh", "-c", "echo begin; exit 1").json["run_dir"])
+    own = Path(
+        within("submit", "--site", "local", "--json", "--wait", "sh", "-c", "echo begin; exit 1").json["run_dir"]
+    )
     eve = tmp_path / "eve" / own.name
     shutil.copytree(own, eve)
     submitted = json.loads((own / "submitted.json").read_text())
