@@ -160,6 +160,10 @@ class StagingProgress(msgspec.Struct, frozen=True):
         return f"copied to the nodes' disks: {self.ready} of {self.nodes} ready; {last}"
 
 
+_LONGEST_BYTES = 1 << 22
+"""No trainer writes a longer line."""
+
+
 class RunLines:
     """The newest `run` line of each metrics.jsonl, wherever in it; each byte of a file is read once."""
 
@@ -175,7 +179,7 @@ class RunLines:
                 if file.seek(0, 2) < position:  # the file was replaced
                     position, run = 0, None
                 file.seek(position)
-                for line in file:
+                for line in iter(partial(file.readline, _LONGEST_BYTES), b""):
                     if not line.endswith(b"\n"):
                         break
                     position += len(line)

@@ -188,7 +188,8 @@ def test_files_of_a_strange_folder_that_are_none_stop_no_verb(here: Path, tmp_pa
         assert "Traceback" not in answer.err
 
 
-_LARGE_LOG, _LARGE_SAMPLES = "only its last 8 MiB are read", "larger than 256 MiB: only the samples at its end are read"
+_LARGE_LOG = "only its last 8 MiB are read"
+_LARGE_SAMPLES = "larger than 256 MiB: only the samples at its end are read"
 
 
 @pytest.mark.parametrize(
@@ -234,6 +235,17 @@ def test_the_end_of_huge_logs_and_samples_in_a_strange_folder_is_read(
     assert answer.code not in (70, -9), answer
     for text in texts:
         assert text.format(log=log) in answer.out + answer.err
+
+
+def test_metrics_of_a_strange_job_that_have_a_line_without_end_are_not_held_in_memory(hostile: Hostile) -> None:
+    metrics = hostile.folder / "metrics.jsonl"
+    metrics.touch()
+    os.truncate(metrics, 300 << 30)
+    with metrics.open("a") as file:
+        file.write('\n{"kind": "step", "step": 7, "time_s": 5, "loss": 1}\n')
+    for verb in ("show", "show --json"):
+        answer = hpcjobs(*verb.split(), str(hostile.folder), timeout_s=60)
+        assert (answer.code, "RUNNING" in answer.out) == (0, True), answer
 
 
 @pytest.mark.parametrize("verb", ["show", "show --json", "why", "logs", "wait --timeout 1", "archive"])
