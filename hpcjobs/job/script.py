@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import traceback
@@ -85,7 +86,7 @@ class _ProjectLoader(jinja2.BaseLoader):
 
     def get_source(self, environment: jinja2.Environment, template: str) -> tuple[str, str, Callable[[], bool] | None]:
         path = self._folder.joinpath(*split_template_path(template))
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise jinja2.TemplateNotFound(template)
         text = read_template(path)
         if not is_trusted(path, text):
