@@ -10,6 +10,7 @@ import atexit
 import errno
 import gc
 import os
+import signal
 import sys
 import time
 import traceback
@@ -251,13 +252,14 @@ def _main() -> None:
             app(prog_name="hpcjobs")
         finally:
             output.flush()  # at the end of the interpreter it would be too late to explain a full disk
-    except BrokenPipeError:  # the reader (head, less) has seen enough
+    except BrokenPipeError as error:  # the reader (head, less) has seen enough: only what was done has its own code
         _drop(output)
-        sys.exit(0)
+        end = error.__context__
+        sys.exit(end.code if isinstance(end, SystemExit) and not _is_cut_short(end) else CUT_SHORT)
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # Typer ends with 1 then
+        if _is_cut_short(end):
             _drop(output)
-            sys.exit(0)
+            sys.exit(CUT_SHORT)
         if json_state.usage_error is None:
             raise
         note_json("--json" in sys.argv)
@@ -287,6 +289,15 @@ def _main() -> None:
             fail(explained, exit_code=UNFORESEEN)
         _drop(output)
         sys.exit(UNFORESEEN)
+
+
+CUT_SHORT = 128 + signal.SIGPIPE
+"""Exit code of a command whose reader left before the command was done, as of other programs: it is no success."""
+
+
+def _is_cut_short(end: SystemExit) -> bool:
+    """Whether Typer ended the command, with 1, at a line that nobody reads."""
+    return isinstance(end.__context__, BrokenPipeError)
 
 
 def _drop(output: TextIO) -> None:
