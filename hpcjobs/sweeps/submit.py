@@ -271,15 +271,12 @@ def start(folder: SweepFolder, definition: Definition, *, function: bytes | None
     """
     folder.make()
     with folder.lock():
-        if not definition.name.startswith(_STUDY):  # a study replaces the cells of runs that failed
+        if not definition.sizes:  # a study replaces the cells of runs that failed
             _warn_of_left_out(folder, definition)
         folder.write_definition(definition)
         if function is not None:
             write_beside(folder.path / "function.pkl", function)
         return _submit_missing(folder, definition, QueueReadOnce(connect_to(definition)))
-
-
-_STUDY = "study-"
 
 
 def _warn_of_left_out(folder: SweepFolder, definition: Definition) -> None:
