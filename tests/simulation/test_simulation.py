@@ -72,6 +72,7 @@ def test_a_job_that_was_lost_after_it_was_put_back_may_be_unknown(
 ) -> None:
     played = Life(Schedule(0, ()), tmp_path)
     played.settings.accounting = "prompt"
+    played.settings.keeps_commands = True
     run_dir = str(tmp_path / "run")
     played.slurm.every.append(Job(1, f"{run_dir}/job.sh", "x", 1.0, "", 1.0, state=state, put_backs=[put_back_at]))
     for when, seen in ((20.0, State.TIMEOUT), (40.0, State.UNKNOWN)):

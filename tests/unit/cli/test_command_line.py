@@ -397,8 +397,9 @@ def test_a_signal_to_all_jobs_leaves_out_those_that_have_ended(cluster: Path) ->
 def test_a_verb_that_only_slurm_has_names_what_a_job_of_this_machine_has(
     here: Path, arguments: list[str], hint: str
 ) -> None:
-    job = ok("submit", "--site", "local", "--parsable", "true").out.strip()
+    job = ok("submit", "--site", "local", "--parsable", "sleep", "600").out.strip()
     refused = within(*arguments, job, *(["time=2h"] if arguments == ["update"] else []))
+    ok("cancel", job)
     assert refused.code == 5
     assert f"{arguments[0]} {job}: jobs of this machine's own queue have no {arguments[0]}\nhint: " in refused.err
     assert hint in refused.err

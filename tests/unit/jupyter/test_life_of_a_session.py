@@ -191,8 +191,8 @@ def test_twenty_jupyterlabs_at_once_have_a_port_each(code_server: None) -> None:
 
 
 def test_a_session_ends_when_nobody_does_anything_and_not_before(code_server: None) -> None:
-    details = ok(*CODE, "--idle", "2s", "--detach", "--json").json
-    until = time.monotonic() + 4
+    details = ok(*CODE, "--idle", "10s", "--detach", "--json").json
+    until = time.monotonic() + 12
     while time.monotonic() < until:
         assert status(details["url"]) == 200
         time.sleep(0.2)
