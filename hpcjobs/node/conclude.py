@@ -12,7 +12,7 @@ from subprocess import TimeoutExpired
 from typing import Dict, Iterable, List, NamedTuple, Optional
 
 from hpcjobs.node import decide
-from hpcjobs.node.schedulers import RESUBMITTED, NodeSideScheduler, report
+from hpcjobs.node.schedulers import RESUBMITTED, NodeSideScheduler, RestartOutcome, report
 from hpcjobs.node.step import JobLog
 from hpcjobs.processes import start
 from hpcjobs.record import STATE, SUBMITTED
@@ -348,9 +348,15 @@ class CurrentAttempt:
         """Start the next attempt; what became of it.
 
         Only Slurm's restart count has an attempt that is not recorded, and another job begins again at 0: nothing
-        would bound the jobs that continue each other.
+        would bound the jobs that continue each other. Nor does another job continue one whose user cancelled it: Slurm
+        has forgotten that where this attempt ran on after Slurm gave up its node.
         """
-        continuation = self.scheduler.start_again(self.control.suspects(), as_another_job=is_recorded)
+        is_cancelled = self.control.cancelled_at is not None
+        continuation = self.scheduler.start_again(
+            self.control.suspects(), as_another_job=is_recorded and not is_cancelled
+        )
+        if is_cancelled and continuation.decision != decide.CONTINUES:
+            continuation = RestartOutcome(decide.WAS_CANCELLED)
         if continuation.decision == decide.CONTINUES:
             if not is_recorded:
                 report("the attempt that attempts.jsonl lacks counts for every budget: Slurm counts its restart")
