@@ -699,3 +699,19 @@ def test_a_preemption_ends_in_order_where_the_control_directory_cannot_be_writte
     _, err = process.communicate(timeout=60)
     assert (process.returncode, node.state) == (143, "CANCELLED")
     assert "Traceback" not in err
+
+
+def test_no_other_job_continues_a_cancelled_one_that_slurm_has_forgotten(node: Node, tmp_path: Path) -> None:
+    """Slurm gave up the node and put the job back, its user cancelled it there, and this attempt ran on."""
+    (tmp_path / "bin" / "scontrol").write_text(
+        SCONTROL.replace(
+            "case", f'[ ! -e {tmp_path}/ended ] || {{ echo "Invalid job id specified" >&2; exit 1; }}\ncase', 1
+        )
+    )
+    (tmp_path / "bin" / "sbatch").write_text(f"#!/bin/sh\ntouch {tmp_path}/continued\necho 43\n")
+    (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\n")
+    (tmp_path / "bin" / "squeue").chmod(0o755)
+    status, err = node.run(f'{SAVED} date +%s >"$HPCJOBS_CONTROL_DIR/cancelled"; touch {tmp_path}/ended; exit 85')
+    assert (status, node.state) == (85, "CANCELLED"), err
+    assert [each["decision"] for each in node.history] == ["ended: the job was cancelled"]
+    assert not (tmp_path / "continued").exists()
