@@ -28,6 +28,7 @@ from hpcjobs.files import read_regular
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.record import METRICS
 from hpcjobs.record.metrics import read_lines
+from hpcjobs.record.monitor import IMPOSSIBLE, decode_sample
 from hpcjobs.record.values import decode_object
 from hpcjobs.run.job_files import output_dir
 from hpcjobs.scheduler.slurm.parse import Table, read_bytes, read_clock_s, read_resource
@@ -120,10 +121,11 @@ def read_lasting_s(run_dir: Path) -> list[float] | None:
         return None
     parts: list[float] = []
     for entry in filter(None, map(decode_object, read_lines(path))):
+        time_s = entry.get("time_s")
         if entry.get("kind") == "run":
             parts.append(0.0)
-        elif parts:
-            parts[-1] = float(entry.get("time_s", parts[-1]))
+        elif parts and isinstance(time_s, int | float) and 0 <= time_s < IMPOSSIBLE:
+            parts[-1] = float(time_s)
     return parts or None
 
 
@@ -215,7 +217,15 @@ def _samples(path: Path) -> pl.DataFrame:
     lines = data[: data.rfind(b"\n") + 1]
     if not lines:
         return pl.DataFrame(schema=_SCHEMA)
-    samples = pl.read_ndjson(lines, schema=_SCHEMA).filter(pl.col("kind") == "sample")
+    try:
+        samples = pl.read_ndjson(lines, schema=_SCHEMA)
+    except pl.exceptions.ComputeError:  # damaged lines: each is read alone, which takes ten times as long
+        read = (sample for line in lines.splitlines() if (sample := decode_sample(line)) is not None)
+        rows = [("sample", *(getattr(sample, name) for name in list(_SCHEMA)[1:])) for sample in read]
+        samples = pl.DataFrame(rows, schema=_SCHEMA, orient="row")
+    samples = samples.filter(
+        pl.col("kind") == "sample", *((pl.col(name).abs() < IMPOSSIBLE).fill_null(True) for name in list(_SCHEMA)[1:])
+    )
     return samples.filter(pl.any_horizontal(pl.col(name).is_not_null() for name in list(_SCHEMA)[2:]))
 
 

@@ -13,7 +13,8 @@ from hpcjobs.files import AnyPath
 from hpcjobs.record.values import decode_kind
 
 SCHEMA = "hpcjobs.monitor/1"
-_IMPOSSIBLE = 1e15
+IMPOSSIBLE = 1e15
+"""More than any clock, memory or network has."""
 _NAME = re.compile(r"monitor(?:-([0-9]+))?\.jsonl\Z")
 
 
@@ -111,7 +112,7 @@ def decode_sample(line: bytes) -> Optional[Sample]:
 def _is_possible(line: Iterable[Any]) -> bool:
     """Whether no number is NaN, infinite, or more than any clock, memory or network has: sums of them are none then."""
     numbers = [value for field in line for value in (field if isinstance(field, list) else (field,))]
-    return all(abs(value) < _IMPOSSIBLE for value in numbers if isinstance(value, (int, float)))
+    return all(abs(value) < IMPOSSIBLE for value in numbers if isinstance(value, (int, float)))
 
 
 def is_end(line: bytes) -> bool:

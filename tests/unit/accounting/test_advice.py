@@ -70,6 +70,13 @@ def test_what_a_later_attempt_built_on_is_not_lost(here: Path) -> None:
     assert rows["goodput"] == pytest.approx(130 / 160)
 
 
+@pytest.mark.parametrize("time_s", ["soon", None, [], 1e999, -5, {}])
+def test_a_line_of_metrics_with_an_odd_time_does_not_count(here: Path, time_s: object) -> None:
+    lines = [{"kind": "run", "time_s": 0.1}, {"kind": "step", "time_s": 70.0}, {"kind": "step", "time_s": time_s}]
+    (here / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_lasting_s(here) == [70.0]
+
+
 def test_sums_weigh_efficiency_by_time() -> None:
     long = job(user="ana", cpu_s=8 * 3600 * 0.5, elapsed_s=3600)
     short = job(user="ana", cpu_s=8 * 60.0, elapsed_s=60)

@@ -82,6 +82,25 @@ def test_a_task_of_an_array_has_its_own_monitor_and_half_a_line_is_left_out(here
     assert read_row(here, job_id="7_4")["gpu_utilization"] is None
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "\0\0\0\0",
+        "[]",
+        '{"kind": "sample", "time_s": 2.5, "gpu_percent": "all"}',
+        '{"kind": "sample", "time_s": 2.5, "gpu_percent": 1e999, "gpu_power_w": 5}',
+        '{"kind": "sample", "time_s": -1e300, "gpu_percent": 100, "gpu_power_w": 5}',
+        '{"kind": "sample", "time_s": 2.5, "gpu_pow',
+    ],
+)
+def test_damaged_lines_of_a_monitor_are_left_out(here: Path, damage: str) -> None:
+    monitored(here, 0, busy(60), busy(80))
+    whole = read_row(here)
+    with (here / "monitor.jsonl").open("a") as file:
+        file.write(damage + "\n")
+    assert read_row(here) == whole
+
+
 class FakeSbatch:
     """Estimates as sbatch does, on standard error: later for what asks for more."""
 
