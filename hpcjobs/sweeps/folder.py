@@ -281,9 +281,13 @@ def _store() -> AppendStore:
 
 
 def remember(name: str, folder: SweepFolder) -> None:
-    """Let ``hpcjobs sweep status NAME`` find the sweep."""
+    """Let ``hpcjobs sweep status NAME`` find the sweep; where the state folder cannot be written, its path does."""
     known = KnownSweep(name=name, path=str(folder.path), time=time.time())
-    _store().append([msgspec.json.encode(known).decode()])
+    try:
+        _store().append([msgspec.json.encode(known).decode()])
+    except OSError as error:
+        text = f"the sweep is not in the list of sweeps ({error.filename}: {error.strerror}); name it by its folder"
+        warnings.warn(f"{text} {folder.path}", HpcJobsWarning, stacklevel=3)
 
 
 def find_folder(name: str) -> SweepFolder:

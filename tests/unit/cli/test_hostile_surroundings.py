@@ -86,6 +86,17 @@ def test_details_go_to_the_temporary_folder_where_the_state_folder_cannot_be_mad
     place.unlink()
 
 
+def test_jobs_and_sweeps_are_submitted_where_the_state_folder_cannot_be_made(
+    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    assert "name it by its run folder" in ok("submit", "true").err
+    submitted = ok("sweep", "--set", "x=1,2", "true").err
+    assert "name it by its folder" in submitted, submitted
+    assert within("sweep", "status", str(next(Path("runs").glob("*/sweep.json")).parent)).code == 0
+
+
 SUBMIT = ("submit", "--dry-run")
 VALUES = ("", " ", "0", "-1", "1e9", "９", "x" * 5000, "a\nb", "'", "\\", "\udcff", "∞", "%s{{x}}", "--help")
 FLAGS = ("-p", "-N", "--mem", "-t", "-A", "--array", "--after", "--launcher", "--name", "--template", "-D", "--retries",
