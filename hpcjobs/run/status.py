@@ -262,12 +262,15 @@ def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord
     ended_ids = [
         current_id(member.entry)
         for member, records in zip(members, queued, strict=True)
-        # Tasks of an array that was submitted by other means leave the queue one by one.
+        # Tasks of an array leave the queue one by one; one that was submitted by other means has no files that tell.
         if member.accounted is None
         and (
             all_ended(member.entry)
-            or all(record.state is State.COMPLETING for record in records)
-            or (member.entry.is_foreign and member.entry.array is not None)
+            or not records
+            or (
+                member.entry.array is not None
+                and (member.entry.is_foreign or all(r.state is State.COMPLETING for r in records))
+            )
         )
     ]
     error = None
