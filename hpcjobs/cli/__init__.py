@@ -245,7 +245,7 @@ def _main() -> None:
     if "_HPCJOBS_COMPLETE" in os.environ:
         prepare()
     warnings.showwarning = lambda message, *_, **__: print(f"hpcjobs: warning: {message}", file=sys.stderr)
-    output = raw(sys.stdout)  # Typer replaces the stream once the reader is gone
+    output, errors = raw(sys.stdout), raw(sys.stderr)  # Typer replaces a stream once its reader is gone
     reset_json()
     try:
         try:
@@ -253,12 +253,12 @@ def _main() -> None:
         finally:
             output.flush()  # at the end of the interpreter it would be too late to explain a full disk
     except BrokenPipeError as error:  # the reader (head, less) has seen enough: only what was done has its own code
-        _drop(output)
+        _drop(output, errors)
         end = error.__context__
         sys.exit(end.code if isinstance(end, SystemExit) and not _is_cut_short(end) else CUT_SHORT)
     except SystemExit as end:
         if _is_cut_short(end):
-            _drop(output)
+            _drop(output, errors)
             sys.exit(CUT_SHORT)
         if json_state.usage_error is None:
             raise
@@ -287,7 +287,7 @@ def _main() -> None:
         print(f"hpcjobs: {explained}", file=sys.stderr)
         if not isinstance(error, OSError):
             fail(explained, exit_code=UNFORESEEN)
-        _drop(output)
+        _drop(output, errors)
         sys.exit(UNFORESEEN)
 
 
@@ -300,10 +300,14 @@ def _is_cut_short(end: SystemExit) -> bool:
     return isinstance(end.__context__, BrokenPipeError)
 
 
-def _drop(output: TextIO) -> None:
-    """Discard output that cannot be written: the interpreter would write it again at exit, and print an error."""
-    if isinstance(output, TextIOWrapper):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+def _drop(*streams: TextIO) -> None:
+    """Discard what cannot be written: the interpreter would write it again at exit, print an error and end with 120."""
+    for stream in streams:
+        if isinstance(stream, TextIOWrapper):
+            try:
+                stream.flush()
+            except OSError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _use_utf8() -> None:

@@ -95,10 +95,10 @@ def test_a_task_of_an_array_has_its_own_monitor_and_half_a_line_is_left_out(here
 )
 def test_damaged_lines_of_a_monitor_are_left_out(here: Path, damage: str) -> None:
     monitored(here, 0, busy(60), busy(80))
-    whole = read_row(here)
+    expected = read_row(here)
     with (here / "monitor.jsonl").open("a") as file:
         file.write(damage + "\n")
-    assert read_row(here) == whole
+    assert read_row(here) == expected
 
 
 class FakeSbatch:

@@ -156,10 +156,11 @@ def test_a_reader_that_has_left_makes_no_success_of_what_was_not_done(here: Path
     assert within("submit", "--site", "local", "--wait", "false").code == 1
     reader, writer = os.pipe()
     os.close(reader)
-    words, both, _ = verb.partition(" 2>&1")
+    arguments, both, _ = verb.partition(" 2>&1")
     with os.fdopen(writer, "w") as pipe:
-        command = [sys.executable, "-m", "hpcjobs", *words.split()]
-        done = subprocess.run(command, stdout=pipe, stderr=pipe if both else subprocess.PIPE, text=True)
+        command = [sys.executable, "-m", "hpcjobs", *arguments.split()]
+        environ = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]}  # also without a locale
+        done = subprocess.run(command, stdout=pipe, stderr=pipe if both else subprocess.PIPE, text=True, env=environ)
     assert done.returncode in codes, done
     assert "Traceback" not in (done.stderr or "")
     assert len(ok("ps", "-a", "--json").json) == 1
