@@ -136,7 +136,7 @@ COLUMNS: Final[dict[str, tuple[str, str]]] = {
     "currency": ("text", "of cost"),
     "attempts": ("whole", "how often it was started: 1 + requeues"),
     "elapsed_all_s": ("whole", "of all attempts together"),
-    "lost_s": ("real", "of earlier attempts that the last one did not build on"),
+    "lost_s": ("real", "of attempts that no later one built on; of a last one, only if Slurm may put it back"),
     "goodput": ("real", "(elapsed_all - lost) / elapsed_all"),
     "goodput_source": ("text", "checkpoints (metrics of the run folder) or sacct (earlier attempts count as lost)"),
     "steps": ("whole", "rows of the accounting below the job"),

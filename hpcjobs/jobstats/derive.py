@@ -48,7 +48,7 @@ def derive(frame: pl.DataFrame, site: Site, *, source: str = "sacct") -> pl.Data
             currency=pl.lit(site.prices.currency if _has_prices(site) else None, dtype=pl.String),
             attempts=pl.lit(1, dtype=pl.Int64),
             elapsed_all_s=elapsed,
-            lost_s=pl.when(pl.col("state").is_in(PUT_BACK)).then(elapsed).otherwise(0).cast(pl.Float64),
+            lost_s=_lost_s(),
             site=pl.lit(site.name),
             source=pl.coalesce("source", pl.lit(source)),
             gpu_source=pl.when(pl.col("gpu_utilization").is_not_null()).then(pl.lit("sacct")),
@@ -100,7 +100,7 @@ def merge_attempts(frame: pl.DataFrame) -> pl.DataFrame:
             pl.col("mem_per_node_bytes").max(),
             attempts=pl.col("started").count().cast(pl.Int64),
             elapsed_all_s=first.sum(),
-            lost_s=(first.sum() - first.last()).cast(pl.Float64),
+            lost_s=first.sum() - first.last() + pl.col("lost_s").last().fill_null(0),
         )
     )
     merged = merged.with_columns(goodput=_goodput()).select(frame.columns)
@@ -119,7 +119,6 @@ def _join_resized(frame: pl.DataFrame, key: list[str]) -> pl.DataFrame:
     first = ("submitted", "eligible", "started", "queue_wait_s", "held_s")
     summed = ("elapsed_s", "elapsed_all_s", "cpu_s", "steps", "energy_j", "cost")
     most = ("tasks", "mem_requested_bytes", "mem_used_bytes", "mem_per_node_bytes", "max_rss_bytes", "gpu_mem_bytes")
-    put_back = pl.col("state").last().is_in(PUT_BACK)
     attempts = (
         numbered.filter(is_part)
         .group_by(parts, maintain_order=True)
@@ -129,12 +128,11 @@ def _join_resized(frame: pl.DataFrame, key: list[str]) -> pl.DataFrame:
             *(known_sum(pl.col(name)) for name in summed),
             pl.col(most).max(),
             joint_energy_source(),
-            lost_s=pl.when(put_back).then(elapsed.sum()).otherwise(0).cast(pl.Float64),
             cpu_efficiency=known_sum(pl.col("cpu_s"))
             / spent.filter(pl.col("cpu_s").is_not_null() & (elapsed > 0)).sum(),
         )
     )
-    attempts = attempts.with_columns(
+    attempts = attempts.with_columns(lost_s=_lost_s()).with_columns(
         goodput=_goodput(),
         mem_efficiency=pl.when(pl.col("mem_requested_bytes") > 0).then(
             pl.col("mem_used_bytes") / pl.col("mem_requested_bytes")
@@ -155,6 +153,11 @@ def joint_energy_source() -> pl.Expr:
     source = pl.col("energy_source").filter(pl.col("energy_j").is_not_null())
     sources = ("modelled", "nvml", "measured")
     return pl.coalesce(pl.when((source == name).any()).then(pl.lit(name)) for name in sources).alias("energy_source")
+
+
+def _lost_s() -> pl.Expr:
+    """Of one attempt: all of its time if Slurm may put its job back. What came before the last attempt is lost too."""
+    return pl.when(pl.col("state").is_in(PUT_BACK)).then("elapsed_s").otherwise(0).cast(pl.Float64)
 
 
 def _goodput() -> pl.Expr:

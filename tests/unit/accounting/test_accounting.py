@@ -359,6 +359,15 @@ def test_an_id_that_is_given_out_again_is_another_job() -> None:
     assert merged["lost_s"].to_list()[1] == 0
 
 
+def test_a_last_attempt_that_its_node_ended_is_lost_as_an_only_one_is() -> None:
+    first = row(State="PREEMPTED")
+    last = row(State="NODE_FAIL", Submit=BEGUN + 3661, Eligible=BEGUN + 3661, Start=BEGUN + 3700, End=BEGUN + 7300)
+    for rows in ([last], [first, last]):
+        job = one(*rows)
+        assert job["lost_s"] == job["elapsed_all_s"] > 0
+        assert job["goodput"] == 0
+
+
 def test_sums_of_unknown_values_are_unknown() -> None:
     """A requeued job of a site without prices and watts cost ``0.00 None``."""
     bare = Site(name="bare", partitions=SITE.partitions)
