@@ -89,7 +89,7 @@ class Results(NamedTuple):
         Raises RequestError: no cell measured that.
         """
         if metric not in self.measured and metric not in _FACTS:
-            hint = nearest(metric, self.measured) if self.measured else "no cell has written a summary.json yet"
+            hint = nearest(metric, self.measured) if self.measured else "no cell has a summary.json that can be used"
             raise RequestError(f"no cell has {metric!r}", hint=hint)
         compared = [row for row in self.rows if row["state"] == "COMPLETED" and _is_finite(row.get(metric))]
         return sorted(compared, key=lambda row: float(row[metric]), reverse=largest)
@@ -180,10 +180,10 @@ def _parse_value(text: str | None) -> str | int | float | None:
 def _read_summary(
     folder: SweepFolder, cell_status: CellStatus
 ) -> tuple[dict[str, FigureResult], list[tuple[str, Any]]]:
-    """The figures and the other values, flattened, of the cell's summary.json; empty without a readable file."""
-    try:
-        summary = read_summary(folder.cell_dir(cell_status.cell.id) / SUMMARY)
-    except (OSError, ValueError):
+    """The figures and the other values, flattened, of the cell's summary.json; empty without one that can be used."""
+    path = folder.cell_dir(cell_status.cell.id) / SUMMARY
+    summary = read_usable(path, lambda: read_summary(path))
+    if summary is None:
         return {}, []
     figures = results_of(summary)
     if summary.get("source") == LOG_SOURCE:

@@ -29,6 +29,19 @@ def test_a_damaged_state_of_a_cell_is_named_and_the_others_are_shown(text: str) 
     assert [row["state"] for row in answer.json][1] == "COMPLETED"
 
 
+@pytest.mark.parametrize("text", ["", "{", "loss 0.5", "[]", "\udcff"], ids=["empty", "cut", "text", "list", "bytes"])
+def test_a_damaged_summary_of_a_cell_is_named_and_the_others_are_shown(text: str) -> None:
+    program = 'echo "{\\"loss\\": {lr}}" >"$HPCJOBS_RUN_DIR/summary.json"'
+    ok("sweep", "run", "--site", "local", "--set", "lr=1,2", "--name", "lr", "--wait", "sh", "-c", program)
+    (first, second) = ok("sweep", "results", "lr", "--json").json
+    assert [row["measured"] for row in (first, second)] == [{"loss": 1}, {"loss": 2}]
+    summary = Path(first["folder"], "summary.json")
+    summary.write_text(text, errors="surrogateescape")
+    answer = ok("sweep", "results", "lr", "--json")
+    assert f"{summary} cannot be used" in answer.err
+    assert [row["measured"] for row in answer.json] == [{}, {"loss": 2}]
+
+
 @pytest.mark.parametrize("name", ["sweep.json", "chunks/0001/chunk.json", "chunks/0001/submitted.json"])
 @pytest.mark.parametrize("text", ["", '{"name": 7}', "[]", "\udcff"], ids=["empty", "of other types", "list", "bytes"])
 def test_a_damaged_file_of_a_sweep_is_named_by_every_verb(name: str, text: str) -> None:
