@@ -25,6 +25,7 @@ import polars as pl
 from hpcjobs.jobstats.columns import Doubts
 from hpcjobs.scheduler.base import State
 from hpcjobs.scheduler.slurm.parse import (
+    MOST_SECONDS,
     NO_NUMBER,
     NO_VALUE,
     NOTHING,
@@ -42,7 +43,10 @@ _BLANK: Final = [*NOTHING, *NO_NUMBER, *map(str, NO_VALUE)]
 
 
 def read_counts(frame: pl.DataFrame, column: str, doubts: Doubts) -> pl.Series:
-    """Whole numbers; a text that is neither a number nor one of Slurm's for no value is counted and left null."""
+    """Whole numbers; a text that is neither a number nor one of Slurm's for no value is counted and left null.
+
+    Null, too: Slurm's numbers for no value, and times that cannot be.
+    """
     text = frame[column]
     if text.dtype == pl.Int64:
         return _without_no_value(text)
@@ -59,7 +63,8 @@ def _without_no_value(numbers: pl.Series) -> pl.Series:
     low, high = numbers.min(), numbers.max()
     if low is None or (isinstance(low, int) and isinstance(high, int) and low >= 0 and high < _NO_COUNT[0]):
         return numbers
-    bad = numbers.is_in(_NO_COUNT) | (numbers < 0) | (numbers > _LARGEST)
+    largest = int(MOST_SECONDS) if numbers.name in _TIMES else _LARGEST
+    bad = numbers.is_in(_NO_COUNT) | (numbers < 0) | (numbers > largest)
     return numbers.set(bad.fill_null(False), None) if bad.any() else numbers
 
 
@@ -98,10 +103,8 @@ def known_text(column: str) -> pl.Expr:
     return pl.when(~pl.col(column).is_in([*NOTHING])).then(pl.col(column))
 
 
-_OF_JOBS = (
-    *("Submit", "Eligible", "Start", "End", "ElapsedRaw", "TimelimitRaw", "NNodes", "NCPUS", "MaxRSS"),
-    *("ConsumedEnergyRaw", "Restarts"),
-)
+_TIMES = ("Submit", "Eligible", "Start", "End", "ElapsedRaw", "TimelimitRaw")
+_OF_JOBS = (*_TIMES, "NNodes", "NCPUS", "MaxRSS", "ConsumedEnergyRaw", "Restarts")
 _OF_STEPS = ("Start", "End", "ElapsedRaw", "NNodes", "NTasks", "MaxRSS", "AveRSS")
 COUNTS: Final = tuple(dict.fromkeys((*_OF_JOBS, *_OF_STEPS)))
 """Columns of whole numbers."""

@@ -116,10 +116,15 @@ def read_state_file(path: AnyPath) -> StateFile:
 def _decode(content: bytes) -> StateFile:
     """Kept: `wait` and `ps` read the same state again and again."""
     state = decode(content, StateFile)
-    for name, moment in (("started", state.started), ("ended", state.ended)):
+    _check_times(state.started, state.ended)
+    return state
+
+
+def _check_times(started: Optional[float], ended: Optional[float]) -> None:
+    """Raises ValueError: one is no time that can be printed."""
+    for name, moment in (("started", started), ("ended", ended)):
         if moment is not None and not 0 <= moment < _YEAR_10000:  # also refuses NaN
             raise ValueError(f"{name} is {moment}, expected seconds since 1970")
-    return state
 
 
 def write_state(folder: str, state: StateFile) -> None:
@@ -179,7 +184,9 @@ def read_history(run_dir: str) -> History:
     attempts = []
     for line in lines:
         with contextlib.suppress(ValueError):
-            attempts.append(decode(line, Attempt))
+            attempt = decode(line, Attempt)
+            _check_times(attempt.started, attempt.ended)
+            attempts.append(attempt)
     return History(attempts, len(lines) - len(attempts))
 
 

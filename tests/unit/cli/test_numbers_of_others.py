@@ -11,8 +11,8 @@ from sample_cluster import SampleCluster
 
 from hpcjobs.run.progress import describe_sample, find_alarms, newest_samples
 
-_VERBS = ("ps", "ps -a", "show 43", "show 43 --json", "show 45", "show 46", "why 42", "why 45", "why 46", "logs 44",
-          "wait 44 --timeout 0", "report jobs", "report jobs --json", "report advise 42")  # fmt: skip
+_VERBS = ("ps", "ps -a", "show 42", "show 43", "show 43 --json", "show 45", "show 46", "why 42", "why 45", "why 46",
+          "logs 44", "wait 44 --timeout 0", "report jobs", "report jobs --json", "report advise 42")  # fmt: skip
 _NUMBERS = {
     "squeue": ("D", "V", "S", "M", "l", "Q", "L"),
     "sacct": ("Submit", "Eligible", "Start", "End", "ElapsedRaw", "TimelimitRaw", "NNodes", "NTasks", "NCPUS", "ReqMem",
@@ -47,7 +47,7 @@ def _each_verb(cluster: SampleCluster) -> None:
         assert answer.code != 70, (verb, answer)
 
 
-@pytest.mark.parametrize("number", ["9" * 23, "9" * 5000, "²"], ids=["23", "5000", "raised"])
+@pytest.mark.parametrize("number", ["9" * 18, "9" * 23, "9" * 5000, "²"], ids=["18", "23", "5000", "raised"])
 @pytest.mark.parametrize("has_accounting", [True, False])
 def test_a_number_of_slurm_that_cannot_be_stops_no_verb(
     cluster: SampleCluster, number: str, has_accounting: bool
@@ -71,6 +71,26 @@ def test_a_number_of_slurm_that_cannot_be_stops_no_verb(
     changes = " ".join(f"-e 's|{name}=[^ ]*|{name}={number}|'" for name in _SHOWN)
     cluster.command("scontrol", f'"${{0%/*}}/plain-scontrol" "$@" | sed {changes}')
     _each_verb(cluster)
+
+
+@pytest.mark.parametrize("name", ["started", "ended"])
+def test_a_time_that_cannot_be_in_a_file_of_a_job_stops_no_verb(cluster: SampleCluster, name: str) -> None:
+    times: dict[str, float] = {"started": 1.0, "ended": 2.0, name: 10**18 - 1}
+    end = {"job_id": "42", "nodes": "n1", "exit_code": 1, **times}
+    for folder in cluster.run_dirs.values():
+        (folder / "state.json").write_text(json.dumps({**end, "state": "FAILED"}))
+        attempt = {**end, "cause": "error", "steps": 5, "saved": 1, "decision": "requeued"}
+        (folder / "attempts.jsonl").write_text(json.dumps(attempt) + "\n")
+    _each_verb(cluster)
+    _without_accounting(cluster)
+    _each_verb(cluster)
+
+
+def test_a_time_of_slurm_that_cannot_be_is_not_known(cluster: SampleCluster) -> None:
+    _change(cluster, "sacct", dict.fromkeys(("Submit", "Eligible", "Start", "End", "ElapsedRaw"), "9" * 18))
+    names = ("submitted", "eligible", "started", "ended", "elapsed_s")
+    rows = ok("report", "jobs", "42", "--json").json
+    assert [[row[name] for name in names] for row in rows] == [[None] * len(names)]
 
 
 def test_bytes_that_are_no_text_in_columns_for_people_stop_no_verb(cluster: SampleCluster) -> None:
