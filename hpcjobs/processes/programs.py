@@ -89,14 +89,17 @@ def start(
     stdin: Stream = DEVNULL,
     stdout: Stream = None,
     stderr: Stream = None,
+    prepare: Callable[[], None] | None = None,
 ) -> Popen[bytes]:
-    """Start ``argv`` and return at once; ``env`` is added to the clean environment.
+    """Start ``argv`` and return at once; ``env`` is added to the clean environment, ``prepare`` is as of `starting`.
 
     Raises CommandMissingError: the program is not on PATH.
     """
     environment = command_env(argv[0]) | dict(env or {})
     try:
-        return starting.start(argv, cwd=cwd, env=environment, stdin=stdin, stdout=stdout, stderr=stderr)
+        return starting.start(
+            argv, cwd=cwd, env=environment, stdin=stdin, stdout=stdout, stderr=stderr, prepare=prepare
+        )
     except (FileNotFoundError, PermissionError) as error:
         raise _missing(argv[0], cwd, error) from error
 

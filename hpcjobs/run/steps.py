@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import NamedTuple
@@ -27,6 +29,7 @@ from hpcjobs.job.models import Job, Plan
 from hpcjobs.job.options import sbatch_options
 from hpcjobs.job.script import setup_text
 from hpcjobs.packing import pack
+from hpcjobs.processes.fork import die_with_parent
 from hpcjobs.processes.programs import Runner, run, start
 from hpcjobs.run import folder
 from hpcjobs.run.budget import count_against_budget
@@ -353,11 +356,17 @@ class JobSampling:
         ]
         if not entry.kind.runs_steps:
             argv = [*arguments, current_id(entry), str(self._interval_s)]
-            return start(argv, env={"HPCJOBS_MONITOR": "1"}, stderr=PIPE)
+            return _start_sampler(argv, env={})
         command = attach(entry, arguments, terminal=False, connect=self._connect)
         job_id = next(text for text in command.argv if text.startswith("--jobid=")).partition("=")[2]
         argv = [command.argv[0], *_GO_ON, *command.argv[1:], job_id, str(self._interval_s)]
-        return start(argv, cwd=command.cwd, env={**command.env, "HPCJOBS_MONITOR": "1"}, stderr=PIPE)
+        return _start_sampler(argv, env=command.env, cwd=command.cwd)
+
+
+def _start_sampler(argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None = None) -> Popen[bytes]:
+    """Start a sampler, or the srun that starts it on the nodes: it gets SIGTERM when this process is killed, too."""
+    end_with_this = partial(die_with_parent, os.getpid(), signal.SIGTERM)
+    return start(argv, cwd=cwd, env={**env, "HPCJOBS_MONITOR": "1"}, stderr=PIPE, prepare=end_with_this)
 
 
 def stop(sampler: Popen[bytes]) -> None:
@@ -446,7 +455,7 @@ def start_foreign_sampler(job: ForeignJob, *, interval_s: float) -> ForeignSampl
     env = cluster_env(job.slurm_conf)
     old = _marks(newest_samples(job.folder))
     argv = start_beside(job.job_id, job.nodes, *_GO_ON, *arguments)
-    return ForeignSampler(start(argv, env={**env, "HPCJOBS_MONITOR": "1"}, stderr=PIPE), old)
+    return ForeignSampler(_start_sampler(argv, env=env), old)
 
 
 def follow_sampler(job: ForeignJob, sampler: ForeignSampler) -> Iterator[list[NodeSample]]:

@@ -222,7 +222,7 @@ def test_a_job_whose_gpus_cannot_be_read_is_not_cancelled_and_says_so(here: Path
     assert not (slurm / "scancel.asked").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL])
 def test_the_sampler_ends_with_the_command_that_started_it(
     here: Path, slurm: Path, number: signal.Signals, watch: Watch
 ) -> None:
@@ -234,7 +234,18 @@ def test_the_sampler_ends_with_the_command_that_started_it(
     watcher.communicate(timeout=60)
     path = here / "runs" / "monitor-4711" / "monitor.jsonl"
     eventually(lambda: path.read_text().endswith('{"kind": "end"}\n'))
-    assert watcher.returncode == 128 + number
+    undone = number in (signal.SIGTERM, signal.SIGHUP)
+    assert watcher.returncode == (128 + number if undone else -number)
+
+
+def test_the_sampler_of_a_job_of_this_machine_ends_with_a_command_that_is_killed(here: Path, watch: Watch) -> None:
+    run_dir = start_job(here)
+    watcher = watch(str(run_dir), "--interval", "1")
+    assert watcher.stdout is not None
+    assert "CPU" in watcher.stdout.readline()
+    watcher.kill()
+    watcher.communicate(timeout=60)
+    eventually(lambda: (run_dir / "monitor.jsonl").read_text().endswith('{"kind": "end"}\n'))
 
 
 OTHER_CLOCK = """\
