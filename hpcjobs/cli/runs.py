@@ -16,6 +16,7 @@ from hpcjobs.cli.arguments import CommandLineError
 from hpcjobs.cli.completion import complete_jobs, complete_states
 from hpcjobs.cli.options import EPILOG, SbatchCommand, job_flags, with_job_options
 from hpcjobs.cli.output import DryRun, JobSite, Json, OneJob, note, opt, print_output, print_table
+from hpcjobs.cli.terminal import exit_on_signals
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import JobSpec
 from hpcjobs.remote.connection import record_output
@@ -141,6 +142,7 @@ def archive(
     from hpcjobs.run.archive import archive
     from hpcjobs.run.select import select_one
 
+    exit_on_signals()
     entry = select_one(job, site=site)
     written = archive(entry, output)
     record_output(written.path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import tarfile
 import time
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from commandline import ok, within
+from commandline import ok, start, within
 from scripted_slurm import answer
+from waiting import eventually
 
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
@@ -279,6 +281,18 @@ def test_an_archive_is_whole_or_not_there(here_with_slurm: Path) -> None:
     assert "exists already" in within("archive", "1", "--output", "x.tar.gz").err
     assert sorted(path.name for path in here_with_slurm.iterdir()) == ["runs", "x.tar.gz"]
     assert running.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_an_archive_that_a_signal_ends_leaves_no_file(here_with_slurm: Path, number: signal.Signals) -> None:
+    folder = job(here_with_slurm, "1", days=2)
+    os.truncate(folder / "logs" / "out", 8 << 30)  # without blocks on the disk, and long to compress
+    archiving = start("archive", "1", "--output", "x.tar.xz")
+    eventually(lambda: list(here_with_slurm.glob(".x.tar.xz*")), what="the begin of the archive")
+    archiving.send_signal(number)
+    archiving.communicate(timeout=60)
+    assert archiving.returncode == 128 + number
+    assert [path.name for path in here_with_slurm.iterdir()] == ["runs"]
 
 
 @pytest.mark.parametrize("swapped", ["logs/out", "logs"])
