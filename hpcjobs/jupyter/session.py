@@ -9,6 +9,7 @@ import shutil
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import TimeoutExpired
@@ -19,7 +20,7 @@ from msgspec.structs import replace
 
 from hpcjobs.containers.images import known
 from hpcjobs.containers.look import program_there
-from hpcjobs.errors import HpcJobsError, RequestError, UnknownJobError, reason_of
+from hpcjobs.errors import HpcJobsError, HpcJobsWarning, RequestError, UnknownJobError, reason_of
 from hpcjobs.files import runtime_dir, state_dir, user_name, write_beside
 from hpcjobs.job.models import Job, JobSpec, Plan
 from hpcjobs.job.plan import plan
@@ -43,7 +44,7 @@ from hpcjobs.run import logs
 from hpcjobs.run.control import cancel
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import own_record
-from hpcjobs.run.select import entries_of, require_own, select
+from hpcjobs.run.select import entries_of, is_own_folder, require_own, select
 from hpcjobs.run.status import statuses
 from hpcjobs.run.submit import submit
 from hpcjobs.run.wait import wait
@@ -393,8 +394,13 @@ def _end_error(entry: Entry, record: JobRecord) -> HpcJobsError:
 
 
 def sessions(*, site: str | None = None) -> list[Session]:
-    """My sessions that have not ended, oldest first."""
+    """My sessions that have not ended, oldest first. One whose folder another user took is left out, with a warning."""
     entries = [entry for entry in entries_of(site) if _is_session(entry)]
+    for entry in entries:
+        if not is_own_folder(entry.run_dir):
+            text = f"job {entry.job_id} is left out: its run folder {entry.run_dir} belongs to another user by now"
+            warnings.warn(f"{text} (`hpcjobs cancel {entry.job_id}` ends the job)", HpcJobsWarning, stacklevel=2)
+    entries = [entry for entry in entries if is_own_folder(entry.run_dir)]
     known = statuses(entries)
     return [_session(job.entry, job.records[0]) for job in known if not _over(job.records[0].state)]
 
@@ -404,12 +410,12 @@ def find(job: str | None, *, site: str | None = None) -> Entry:
 
     Raises UnknownJobError: no such session. RequestError: its folder is not this user's: it names an ssh to type.
     """
-    if job is None:
-        known = [entry for entry in entries_of(site) if _is_session(entry)]
-        if not known:
-            raise UnknownJobError("no session was submitted from here", hint="hpcjobs jupyter starts one")
-        return known[-1]
-    entry = select([job], site=site)[0]
+    if job is not None:
+        entry = select([job], site=site)[0]
+    elif known := [entry for entry in entries_of(site) if _is_session(entry)]:
+        entry = known[-1]
+    else:
+        raise UnknownJobError("no session was submitted from here", hint="hpcjobs jupyter starts one")
     if not _is_session(entry):
         raise UnknownJobError(f"job {entry.job_id} is no session", hint="hpcjobs jupyter list shows those there are")
     require_own(entry)

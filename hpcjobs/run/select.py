@@ -212,15 +212,20 @@ def _by_folder(folder: Path) -> Entry:
     return without_unknown_configuration(msgspec.structs.replace(entry, run_dir=str(folder.absolute()), user=user))
 
 
+def is_own_folder(run_dir: str) -> bool:
+    """Whether the run folder still belongs to this user, also a link in its place: others may write beside it."""
+    try:
+        return {os.stat(run_dir).st_uid, os.lstat(run_dir).st_uid} == {os.getuid()}
+    except OSError:
+        return False
+
+
 def is_own(entry: Entry) -> bool:
     """Whether this user has submitted the job, and its run folder still belongs to this user.
 
     A folder that was copied, unpacked or cloned is not in this user's list of jobs, whatever its files contain.
     """
-    try:
-        if os.stat(entry.run_dir).st_uid != os.getuid():
-            return False
-    except OSError:
+    if not is_own_folder(entry.run_dir):
         return False
     return any((own.run_dir, own.job_id) == (entry.run_dir, entry.job_id) for own in index.entries())
 
@@ -237,9 +242,10 @@ def require_own(entry: Entry, records: Iterable[JobRecord] = ()) -> None:
     mine = (None, user_name())  # squeue is asked for this user's jobs alone
     if is_own(entry) or any(record.command == script and record.user in mine for record in records):
         return
+    is_taken = os.path.lexists(entry.run_dir) and not is_own_folder(entry.run_dir)
+    what = "belongs to another user" if is_taken else "is the run folder of a job that you have not submitted"
     raise RequestError(
-        f"{entry.run_dir} is the run folder of a job that you have not submitted, whose files would decide what runs "
-        "as you",
+        f"{entry.run_dir} {what}, whose files would decide what runs as you",
         hint="`hpcjobs rerun FOLDER` prints what its job was, and submits it as yours where you add --trust",
     )
 

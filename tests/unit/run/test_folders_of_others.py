@@ -357,11 +357,8 @@ def test_a_file_that_is_no_study_is_refused(here: Path, make: Callable[[Path], o
     assert (refused.code, "s.study.json is no study" in refused.err) == (4, True), refused
 
 
-@pytest.mark.parametrize("verb", [("jupyter", "open"), ("jupyter", "open", "--browser"), ("jupyter", "stop")])
-def test_a_session_in_somebody_elses_run_folder_names_no_ssh_to_type_and_writes_nowhere(
-    hostile: Hostile, verb: tuple[str, ...]
-) -> None:
-    hostile.edit("submitted.json", {"scheduler": "local", "job_id": "L99"})
+def write_session(folder: Path, job_id: str) -> None:
+    """The files of a session that answers, on a host whose name is an option of ssh."""
     settings = {
         "kind": "lab",
         "folder": "/",
@@ -377,31 +374,64 @@ def test_a_session_in_somebody_elses_run_folder_names_no_ssh_to_type_and_writes_
         "kernels": [],
         "in_image": False,
         "hidden": {},
-        "login": f"-oProxyCommand=touch {hostile.folder}/ran",
+        "login": f"-oProxyCommand=touch {folder}/ran",
     }
     connection = {
         "schema": 2,
-        "job_id": "L99",
+        "job_id": job_id,
         "kind": "lab",
         "host": "n1",
         "socket": "/s",
         "port": 4444,
-        "token": "t",
+        "token": "a-token",
         "path": "/lab",
         "python": "python3",
         "started": time.time(),
         "ends": None,
     }
+    (folder / "session.json").write_text(json.dumps(settings))
+    (folder / "connection.json").write_text(json.dumps(connection))
+
+
+@pytest.mark.parametrize("verb", [("jupyter", "open"), ("jupyter", "open", "--browser"), ("jupyter", "stop")])
+def test_a_session_in_somebody_elses_run_folder_names_no_ssh_to_type_and_writes_nowhere(
+    hostile: Hostile, verb: tuple[str, ...]
+) -> None:
+    hostile.edit("submitted.json", {"scheduler": "local", "job_id": "L99"})
+    write_session(hostile.folder, "L99")
     mine = Path.home() / ".bashrc"
     mine.write_text("mine\n")
-    (hostile.folder / "session.json").write_text(json.dumps(settings))
-    (hostile.folder / "connection.json").write_text(json.dumps(connection))
     (hostile.folder / "open.html").symlink_to(mine)
     answer = within(*verb, str(hostile.folder))
     assert answer.code == 5, answer
     assert "you have not submitted" in answer.err
     assert "ProxyCommand" not in answer.out + answer.err
     assert mine.read_text() == "mine\n"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another user")
+@pytest.mark.parametrize("taken", ["folder", "link"])
+def test_a_session_whose_run_folder_another_user_has_taken_is_named_and_its_files_are_not_used(
+    here: Path, tmp_path: Path, taken: str
+) -> None:
+    run_dir = Path(ok("submit", "--site", "local", "--json", "sleep", "600").json["run_dir"])
+    eventually(lambda: ok("ps", "--json").json[0]["record"]["state"] == "RUNNING")
+    run_dir.rename(tmp_path / "away")
+    if taken == "folder":
+        shutil.copytree(tmp_path / "away", run_dir)
+    else:
+        run_dir.symlink_to(tmp_path / "away")
+    write_session(run_dir, "L1")
+    os.chown(run_dir, 54321, 54321, follow_symlinks=False)
+    verbs = {"list": 0, "list --json": 0, "open": 5, "open --json L1": 5, "stop": 5, "stop L1": 5, "stop --all": 0}
+    for verb, code in verbs.items():
+        answer = within("jupyter", *verb.split())
+        assert (answer.code, "belongs to another user" in answer.err) == (code, True), (verb, answer)
+        assert "ProxyCommand" not in answer.out + answer.err
+        assert "a-token" not in answer.out + answer.err
+    assert ok("ps", "--json").json[0]["record"]["state"] == "RUNNING"
+    assert "cancelled L1" in ok("cancel", "L1").out
+    within("wait", "L1")
 
 
 @pytest.mark.parametrize("content", ["[[[", "{}", "[]", "9" * 9000])
