@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import re
 import shlex
 import signal
 import time
@@ -21,7 +20,7 @@ from typing import Any, NoReturn
 
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.files import write_beside
-from hpcjobs.node.session.files import Connection, Tunnel, page
+from hpcjobs.node.session.files import Connection, Tunnel, is_destination, page
 from hpcjobs.ports import find_free_port, is_free
 from hpcjobs.processes import start as starting
 from hpcjobs.processes.programs import run_in_terminal
@@ -175,7 +174,6 @@ _ANSWER_S, _LOOK_S = 60.0, 0.2
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C, an end of the laptop's own, and a closed terminal: each ends the session."""
-_HOST = re.compile(r"(?!-)[\w.@:/%\[\]-]+", re.ASCII)
 _JUMP = ("-N", "-J", "HOST")
 _SHOWN = 200
 Say = Callable[[str], None]
@@ -378,7 +376,7 @@ def _read_way(answer: Mapping[str, Any], login: str) -> tuple[Connection, Tunnel
         usable = (
             (to_node or options in ([], ["-N"]))
             and len(target) in ((1,) if to_node else (1, 2))
-            and all(_HOST.fullmatch(host) for host in [*target[:1], *options[2:]])
+            and all(is_destination(host) for host in [*target[:1], *options[2:]])
             and not target[-1].startswith("-")
             and isinstance(way.to, str)
             and connection.path.startswith("/")

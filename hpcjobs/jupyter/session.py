@@ -312,8 +312,15 @@ class Session(NamedTuple):
 
     @property
     def tunnel(self) -> Tunnel | None:
-        """The way from a laptop; None: no server answers, or it is on this machine."""
-        return None if self.connection is None else tunnel(self.settings, self.connection, Path(self.entry.run_dir))
+        """The way from a laptop; None: no server answers, or it is on this machine.
+
+        Raises RequestError: a name of a host is none.
+        """
+        try:
+            return None if self.connection is None else tunnel(self.settings, self.connection, Path(self.entry.run_dir))
+        except ValueError as error:
+            hint = "the login host is `login: user@host` of the site file, the node's name is in connection.json"
+            raise RequestError(f"session {self.entry.job_id} ({self.entry.run_dir}): {error}", hint=hint) from error
 
     @property
     def command(self) -> tuple[str, ...] | None:

@@ -406,7 +406,11 @@ class _Session:
             started=self._started,
             ends=self._ends,
         )
-        way = files.tunnel(self._settings, connection, self._run_dir)
+        try:
+            way = files.tunnel(self._settings, connection, self._run_dir)
+        except ValueError as error:
+            way = None
+            _say(f"no command for a laptop: {error}")
         if way is not None:
             arguments = way.command(files.local_port(connection))
             write_beside(self._run_dir / files.COMMAND, shlex.join(arguments) + "\n")

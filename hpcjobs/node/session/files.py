@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -137,6 +138,15 @@ def read_connection(run_dir: Path) -> Connection | None:
         raise _damage(run_dir / CONNECTION) from error
 
 
+_HOST = re.compile(r"(?!-)(?!.*@-)[\w.@:/%\[\]\\+-]+", re.ASCII)
+"""A name may have a user before it, also one of a domain with a backslash."""
+
+
+def is_destination(text: str) -> bool:
+    """Whether ssh can only take ``text`` for a host: an option in its place can run programs."""
+    return _HOST.fullmatch(text) is not None
+
+
 _FAIL_EARLY = ("-o", "ExitOnForwardFailure=yes")
 
 
@@ -158,13 +168,19 @@ def tunnel(settings: Settings, connection: Connection, run_dir: Path) -> Tunnel 
 
     A socket of a node takes an ssh to the node or, where that is closed, a step of the job that carries the bytes: then
     a program on the login node listens at another socket.
+
+    Raises ValueError: ssh could take the name of the login host or of the node for something else.
     """
     if settings.login is None:
         return None
+    node = f"{settings.user}@{connection.host}"
+    for name in (settings.login, node) if settings.ssh_to_nodes else (settings.login,):
+        if not is_destination(name):
+            raise ValueError(f"{name!r} is no host that ssh may be called with: a name has letters, digits and .-_@:")
     if connection.port is not None:
         return Tunnel(("-N",), f"127.0.0.1:{connection.port}", (settings.login,))
     if settings.ssh_to_nodes:
-        return Tunnel(("-N", "-J", settings.login), connection.socket, (f"{settings.user}@{connection.host}",))
+        return Tunnel(("-N", "-J", settings.login), connection.socket, (node,))
     remote = shlex.join([*settings.relay, str(run_dir / BUNDLE), "relay", str(run_dir)])
     return Tunnel((), relay_socket(settings.relay_folder, connection.job_id), (settings.login, remote))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+import pytest
+
 from hpcjobs.node.session.files import Connection, Settings, page, tunnel
 
 RUN_DIR = Path("/shared/it's mine/run")
@@ -59,3 +61,18 @@ def test_a_session_on_this_machine_needs_no_tunnel_and_one_on_a_box_elsewhere_on
 def test_the_address_to_open_holds_the_token_but_for_a_server_that_asks_for_it() -> None:
     assert page(connection(), 8888) == "http://127.0.0.1:8888/lab?token=secret"
     assert page(connection(kind="code", path="/"), 8888) == "http://127.0.0.1:8888/"
+
+
+@pytest.mark.parametrize("ssh_to_nodes", [True, False])
+@pytest.mark.parametrize("name", ["-oProxyCommand=touch ran", "ada@-oProxyCommand=x", "a b", "a'b", "a;touch ran", ""])
+def test_a_name_that_is_no_host_is_in_no_command_for_the_laptop(name: str, ssh_to_nodes: bool) -> None:
+    with pytest.raises(ValueError, match="is no host that ssh may be called with"):
+        tunnel(settings(ssh_to_nodes=ssh_to_nodes, login=name), connection(), RUN_DIR)
+    if ssh_to_nodes and name:
+        with pytest.raises(ValueError, match="is no host that ssh may be called with"):
+            tunnel(settings(ssh_to_nodes=True), connection(host=name), RUN_DIR)
+
+
+@pytest.mark.parametrize("name", ["ada@login", "ssh://ada@login.example:2222", "ada@[fe80::1%eth0]", "CORP\\ada@login"])
+def test_names_that_ssh_takes_for_a_host_are(name: str) -> None:
+    assert ssh_arguments(settings(login=name), connection())[2] == name
