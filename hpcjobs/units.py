@@ -245,6 +245,11 @@ def count_tasks(job_id: str) -> int:
     return sum(map(len, index_ranges(inside.rstrip("]")))) if bracket else 1
 
 
+def parent_id(job_id: str) -> str:
+    """The job that a task of an array (``12_3``), or a component of a heterogeneous job (``12+1``), belongs to."""
+    return re.split(r"[_+]", job_id, maxsplit=1)[0]
+
+
 def task_ids(job_id: str) -> list[str]:
     """The plain ids in one that Slurm prints: ``12_[3-5%2]`` (tasks still pending) -> ``12_3 12_4 12_5``."""
     parent, bracket, inside = job_id.partition("_[")

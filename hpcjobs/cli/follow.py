@@ -453,7 +453,7 @@ def monitor(
         entry = select_one(job, site=site)
     except UnknownJobError:
         where = site_asked(site)
-        if where is None or not where.kind.runs_steps or not re.fullmatch(r"\d+(?:_\d+)?", job):
+        if where is None or not where.kind.runs_steps or not re.fullmatch(r"\d+(?:[_+]\d+)?", job):
             raise
         _watch_foreign(job, where, interval, limit_s)
         return

@@ -203,16 +203,7 @@ def _read_scontrol(
     records = [line for line in shown if all(map(is_meant, parse_scontrol(line)))]
     for record in records:
         job = TableRow(parse.read_shown(record))
-        yield _make_account(job_id if len(records) == 1 else _id_of(job), job)
-
-
-def _id_of(job: TableRow) -> str:
-    """As sacct writes it: 12_3 of an array, 24+1 of a heterogeneous job."""
-    task = job.raw("ArrayTaskId")
-    if read_count(task) is not None:
-        return f"{job.raw('ArrayJobId')}_{task}"
-    offset = job.raw("HetJobOffset")
-    return f"{job.raw('HetJobId')}+{offset}" if read_count(offset) is not None else job.raw("JobId")
+        yield _make_account(job_id if len(records) == 1 else parse.read_shown_id(job), job)
 
 
 def _make_account(job_id: str, job: TableRow) -> Account:

@@ -32,7 +32,7 @@ from hpcjobs.site.machine import cluster_name
 from hpcjobs.site.models import Partition, Site
 from hpcjobs.site.resources import FIELDS, Resources
 from hpcjobs.slurm_commands import cluster_env
-from hpcjobs.units import slurm_time
+from hpcjobs.units import parent_id, slurm_time
 
 _SOON_S = 600.0
 """An estimate within this time is not explained: Slurm's own scheduling takes minutes."""
@@ -322,7 +322,7 @@ def explain_pending(
     env = slurm_commands.question_env(slurm_conf)
     if (record.reason or "").startswith(("ReqNodeNotAvail", "(ReqNodeNotAvail")):
         reason = _with_maintenance(reason, env, runner)
-    job_id = record.job_id.split("_")[0]
+    job_id = parent_id(record.job_id)
     shown = _show(job_id, env, runner)
     queue = list(_queue(record.partition, env, runner)) if reason.may_move else []
     priority = read_count(shown.get("Priority", ""))
@@ -411,7 +411,7 @@ def _queue(partition: str | None, env: dict[str, str], runner: Runner) -> Iterat
 
 def _is_before(job: Ahead, priority: int | None, job_id: str) -> bool:
     """Whether it has a higher priority, or the same one and an older id."""
-    other = job.job_id.split("_")[0]
+    other = parent_id(job.job_id)
     if other == job_id or job.priority is None or priority is None:
         return False
     return (job.priority, -int(other)) > (priority, -int(job_id))
@@ -421,5 +421,5 @@ def _read_dependencies(text: str, env: dict[str, str], runner: Runner) -> Iterat
     """``afterok:12(unfulfilled),afterany:13`` -> the jobs, with their states."""
     for condition, ids in re.findall(r"(after\w*|singleton):?((?:_?\d[\d_*+]*(?:\(\w+\))?:?)*)", text):
         for job_id in re.findall(r"(\d+(?:_[\d*]+)?)", re.sub(r"\(\w+\)", "", ids)):
-            shown = _show(job_id.split("_")[0], env, runner)
+            shown = _show(parent_id(job_id), env, runner)
             yield Awaited(job_id, condition, shown.get("JobState"))

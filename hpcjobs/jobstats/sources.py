@@ -9,7 +9,6 @@ A job belongs to the day of its end. Parts of a day that `cache` keeps are not r
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 import time
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -35,14 +34,14 @@ from hpcjobs.record.manifest import RequestedJob, read_manifest
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import read_usable
-from hpcjobs.run.status import is_ours, kept_or_written, parent_id, statuses
+from hpcjobs.run.status import is_ours, kept_or_written, statuses
 from hpcjobs.scheduler.base import JobRecord, State, connect
 from hpcjobs.scheduler.slurm.client import split_ids
 from hpcjobs.scheduler.slurm.parse import CONTROL, SEPARATOR, Table, new_separator, parse_scontrol
 from hpcjobs.site.library import site_or_cluster
 from hpcjobs.site.models import Site
 from hpcjobs.slurm_commands import list_accounted, list_accounted_fields, list_clusters, question_env, show_job
-from hpcjobs.units import memory_bytes, task_ids, time_limit_s
+from hpcjobs.units import memory_bytes, parent_id, task_ids, time_limit_s
 
 Part = TypeVar("Part")
 _SEPARATOR: Final = SEPARATOR.encode()
@@ -463,7 +462,7 @@ def _query_whole_jobs(job_filter: JobFilter, site: Site, doubts: Doubts) -> pl.D
         return attempts
     first = attempts.group_by("job_id").agg(pl.col("submitted").min())
     cut = first.filter(pl.col("submitted") < int(job_filter.since) + REQUEUE_S)["job_id"].to_list()
-    parents = sorted(_parent_ids(cut))
+    parents = sorted(set(map(parent_id, cut)))
     parts = [
         frame
         for n in range(0, len(parents), _IDS_PER_QUERY)
@@ -482,7 +481,7 @@ def query_attempts(job_filter: JobFilter, site: Site, doubts: Doubts) -> Iterato
     if job_filter.job_ids is None:
         frames = sacct.attempts(doubts)
     else:
-        frames = sacct.of_jobs(sorted(_parent_ids(job_filter.job_ids)), doubts)
+        frames = sacct.of_jobs(sorted(set(map(parent_id, job_filter.job_ids))), doubts)
     for frame in frames:
         yield derive(add_running_usage(frame, slurm_conf=site.slurm_conf), site)
 
@@ -518,7 +517,7 @@ def _query_local(job_filter: JobFilter, site: Site) -> pl.DataFrame:
 def _select_entries(entries: list[Entry], job_filter: JobFilter) -> list[Entry]:
     if job_filter.job_ids is None:
         return entries
-    ids = _parent_ids(job_filter.job_ids)
+    ids = set(map(parent_id, job_filter.job_ids))
     return [entry for entry in entries if entry.job_id in ids]
 
 
@@ -578,11 +577,6 @@ def filter_jobs(jobs: pl.DataFrame, job_filter: JobFilter) -> pl.DataFrame:
     return jobs.filter(keep)
 
 
-def _parent_ids(job_ids: Iterable[str]) -> set[str]:
-    """``123`` of ``123``, ``123_4``, ``123_[5-9]`` and ``123+1``."""
-    return {re.split(r"[_+]", job_id)[0] for job_id in job_ids}
-
-
 def _matches(job_id: str, ids: set[str]) -> bool:
     """The id itself is among ``ids``, or its job, or one of the pending tasks that it stands for."""
-    return not ids.isdisjoint({job_id, *_parent_ids([job_id]), *task_ids(job_id)})
+    return not ids.isdisjoint({job_id, parent_id(job_id), *task_ids(job_id)})

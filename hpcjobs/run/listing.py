@@ -18,14 +18,14 @@ from hpcjobs.files import user_name
 from hpcjobs.run import index
 from hpcjobs.run.index import NO_FOLDER, Entry
 from hpcjobs.run.job_files import current_id, is_closed, own_ids
-from hpcjobs.run.status import Connect, ConnectQueue, Known, is_ours, is_reachable, own_cluster, parent_id, statuses
+from hpcjobs.run.status import Connect, ConnectQueue, Known, is_ours, is_reachable, own_cluster, statuses
 from hpcjobs.run.submission import read_index
 from hpcjobs.scheduler.base import JobQueue, JobRecord, QueueReadOnce, State, connect
 from hpcjobs.scheduler.slurm.outputs import output_file
 from hpcjobs.scheduler_kind import CLUSTER, find_kind
 from hpcjobs.site.library import site_to_look_at
 from hpcjobs.site.models import Site
-from hpcjobs.units import array_text, task_ids
+from hpcjobs.units import array_text, parent_id, task_ids
 
 
 def site_asked(site: str | None) -> Site | None:
@@ -54,12 +54,13 @@ def find_foreign(job_ids: Collection[str], known: Collection[Entry] = (), *, sit
     if not (to_find := {*job_ids} - (taken - {entry.job_id for entry in here})):
         return []
     scheduler = connect(kind, conf)
-    records = without_known((r for r in scheduler.queue() if parent_id(r.job_id) in to_find), here)
+    parents = set(map(parent_id, to_find))
+    records = without_known((r for r in scheduler.queue() if parent_id(r.job_id) in parents), here)
     in_full = {record.job_id for record in records if "_" not in record.job_id}  # tasks of an array leave one by one
     if rest := sorted(to_find - taken - in_full):
         remembered = [record for record in scheduler.show_jobs(rest) if record.user == user_name()]
         records += remembered + scheduler.history(user_name(), job_ids=rest)
-    return make_entries(records, where)
+    return make_entries(records, where, components=to_find)
 
 
 def find_foreign_by_name(names: Collection[str], known: Iterable[Entry], *, site: str | None = None) -> list[Entry]:
@@ -110,14 +111,18 @@ def without_known(records: Iterable[JobRecord], known: Iterable[Entry]) -> list[
     ]
 
 
-def make_entries(records: Iterable[JobRecord], site: Site | None) -> list[Entry]:
-    """Make an entry for each job of ``records``, oldest first; empty for a local queue, which lists its jobs itself."""
+def make_entries(records: Iterable[JobRecord], site: Site | None, *, components: Collection[str] = ()) -> list[Entry]:
+    """Make an entry for each job of ``records``, oldest first; empty for a local queue, which lists its jobs itself.
+
+    ``components`` (``12+1``) of heterogeneous jobs have entries of their own.
+    """
     kind, conf = scheduler_of(site)
     if not find_kind(kind).takes_sbatch_options:
         return []
     by_id: dict[str, list[JobRecord]] = {}
     for record in records:
-        by_id.setdefault(parent_id(record.job_id), []).append(record)
+        job_id = record.job_id if record.job_id in components else parent_id(record.job_id)
+        by_id.setdefault(job_id, []).append(record)
     cluster = own_cluster(kind, conf) if by_id else None
     entries = []
     for job_id, own in by_id.items():

@@ -21,10 +21,10 @@ from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler_kind import KINDS
 from hpcjobs.site.library import load_site
 from hpcjobs.site.machine import current_sandbox
-from hpcjobs.units import array_indices, check_array, task_ids, walltime_s
+from hpcjobs.units import array_indices, check_array, parent_id, task_ids, walltime_s
 
 _PREFIX = "|".join(kind.id_prefix for kind in KINDS.values())
-_ID = re.compile(rf"({_PREFIX})(\d+)(?:_(\d+))?\Z")
+_ID = re.compile(rf"({_PREFIX})(\d+)(?:_(\d+)|(\+\d+))?\Z")
 _TASKS = re.compile(rf"(?:{_PREFIX})\d+_\[.+\]\Z")
 _MOST_OF_RANGE = 1_000_000
 _RANGE = re.compile(rf"({_PREFIX})(\d+)-(?:{_PREFIX})(\d+)\Z")
@@ -33,12 +33,12 @@ _RANGE = re.compile(rf"({_PREFIX})(\d+)-(?:{_PREFIX})(\d+)\Z")
 def select(names: Sequence[str], *, site: str | None = None, foreign: bool = False) -> list[Entry]:
     """The jobs that ``names`` name, in that order, each once.
 
-    ``123`` an id · ``123_4`` a task of an array · ``123_[4-6]`` some of its tasks, as Slurm prints them · ``123-130``
-    the existing jobs of the range · a run folder · a name (the newest job of that name). ``site``, a name or the path
-    of a site file, restricts the search. With ``foreign``, an id may also name a job submitted by other means: the
-    scheduler is asked. Such a job in the queue counts before an earlier one that hpcjobs submitted: a cluster that lost
-    its state gives ids again.
-    So may a name that no job of hpcjobs here has.
+    ``123`` an id · ``123_4`` a task of an array · ``123+1`` a component of a heterogeneous job ·
+    ``123_[4-6]`` some tasks of an array, as Slurm prints them · ``123-130`` the existing jobs of the range · a run
+    folder · a name (the newest job of that name). ``site``, a name or the path of a site file, restricts the search.
+    With ``foreign``, an id may also name a job submitted by other means: the scheduler is asked. Such a job in the
+    queue counts before an earlier one that hpcjobs submitted: a cluster that lost its state gives ids again. So may a
+    name that no job of hpcjobs here has.
 
     Raises UnknownJobError: a name stands for no job. RequestError: an id that two sites have given out. ConfigError: no
     such site.
@@ -81,7 +81,7 @@ def newest(*, site: str | None = None) -> Entry:
 
 
 def _ids_of_slurm(names: Sequence[str]) -> set[str]:
-    ids = {match[2] for name in names if (match := _ID.match(name)) and not match[1]}
+    ids = {match[2] + (match[4] or "") for name in names if (match := _ID.match(name)) and not match[1]}
     for match in filter(None, map(_RANGE.match, names)):
         if not match[1] and int(match[3]) - int(match[2]) < _MOST_OF_RANGE:
             ids |= {str(number) for number in range(int(match[2]), int(match[3]) + 1)}
@@ -101,9 +101,9 @@ def _with_foreign(job_ids: set[str], known: list[Entry], site: str | None) -> li
     except SchedulerError as error:
         if not unknown:
             return known
+        ids = ", ".join(sorted(unknown, key=lambda job_id: int(parent_id(job_id))))
         raise UnknownJobError(
-            f"no job {', '.join(sorted(unknown, key=int))} was submitted with hpcjobs, and Slurm cannot be asked about"
-            f" others: {error.message}",
+            f"no job {ids} was submitted with hpcjobs, and Slurm cannot be asked about others: {error.message}",
             hint=error.hint,
         ) from error
 
@@ -150,7 +150,7 @@ def _here_first(entries: list[Entry]) -> list[Entry]:
 
 def _one(name: str, known: list[Entry], of_site: str) -> list[Entry]:
     if match := _ID.match(name):
-        return [_by_id(f"{match[1]}{match[2]}", match[3], known, of_site)]
+        return [_by_id(f"{match[1]}{match[2]}{match[4] or ''}", match[3], known, of_site)]
     if match := _RANGE.match(name):
         return _by_range(name, match[1], int(match[2]), int(match[3]), known, of_site)
     named = _here_first([entry for entry in known if entry.name == name])

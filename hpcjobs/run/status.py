@@ -12,7 +12,6 @@ that does not fit belongs to another job: it is never shown, used, or cancelled.
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -53,7 +52,7 @@ from hpcjobs.run.job_files import (
 )
 from hpcjobs.scheduler.base import JobQueue, JobRecord, Scheduler, State, connect, reachable_clusters
 from hpcjobs.slurm_commands import fold_stored, read_hosts
-from hpcjobs.units import task_ids
+from hpcjobs.units import parent_id, task_ids
 
 
 def own_cluster(scheduler: str, slurm_conf: str | None) -> str | None:
@@ -129,7 +128,7 @@ def is_ours(entry: Entry, record: JobRecord) -> bool:
 def is_queued(entry: Entry, queue: Iterable[JobRecord]) -> bool:
     """Whether the entry's job is in ``queue``: a job with its id may be a stranger's."""
     return is_reachable(entry) and any(
-        record.job_id.split("_")[0] == continuation(entry).job_id and is_ours(entry, record) for record in queue
+        parent_id(record.job_id) == continuation(entry).job_id and is_ours(entry, record) for record in queue
     )
 
 
@@ -154,7 +153,6 @@ _PUT_BACK = (
 _NOT_ACCOUNTED = "it has left the queue, and the accounting does not answer"
 _LOST = "its scheduler no longer knows it, and it wrote no end"
 _CANCELLED = "it was cancelled, and wrote no end"
-_PARENT = re.compile(r"[_+]")
 Connect = Callable[[str, "str | None"], Scheduler]
 ConnectQueue = Callable[[str, "str | None"], JobQueue]
 """As `Connect`; no job is changed."""
@@ -319,11 +317,6 @@ def _was_left(entry: Entry, job_id: str) -> bool:
     return state is None or state.started is None or state.started <= attempts[-1].started
 
 
-def parent_id(job_id: str) -> str:
-    """The id of the job that a task of an array, or a component of a heterogeneous job, belongs to."""
-    return _PARENT.split(job_id, maxsplit=1)[0]
-
-
 def _by_parent(records: Iterable[JobRecord]) -> dict[str, list[JobRecord]]:
     by_parent: dict[str, list[JobRecord]] = {}
     for record in records:
@@ -339,10 +332,13 @@ def _ours(entry: Entry, by_parent: dict[str, list[JobRecord]]) -> list[JobRecord
 def _of(entry: Entry, by_parent: dict[str, list[JobRecord]]) -> list[JobRecord]:
     """Select records by the entry's id: of the complete job, or of one array task.
 
-    A job that another job continues keeps its id. The accounting shows the last task of an array under the array's bare
-    id for a moment. Only an array that was cancelled before it began keeps the bare id.
+    A component of a heterogeneous job is an entry only where a user has named it. A job that another job continues
+    keeps its id. The accounting shows the last task of an array under the array's bare id for a moment. Only an array
+    that was cancelled before it began keeps the bare id.
     """
-    records = by_parent.get(current := current_id(entry), [])
+    records = by_parent.get(parent_id(current := current_id(entry)), [])
+    if "+" in current:
+        return [record for record in records if record.job_id == current]
     if entry.array is not None:
         records = [r for r in records if r.job_id != entry.job_id or r.state is State.CANCELLED]
     records = [msgspec.structs.replace(r, job_id=current) if "+" in r.job_id else r for r in records]

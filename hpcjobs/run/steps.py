@@ -427,7 +427,8 @@ def find_foreign(name: str, site: Site, *, runner: Runner = run) -> ForeignJob:
         ) from error
     records = parse_scontrol(shown)
     if len(records) > 1:
-        raise RequestError(f"job {name} is an array", hint=f"name one of its tasks: {records[0].job_id}")
+        what, part = ("heterogeneous", "components") if "+" in records[0].job_id else ("an array", "tasks")
+        raise RequestError(f"job {name} is {what}", hint=f"name one of its {part}: {records[0].job_id}")
     if not records or records[0].state is not State.RUNNING or not records[0].node_list:
         states = ", ".join(record.state.value for record in records) or "unknown"
         raise RequestError(f"job {name} is {states}: it has no processes to sample")

@@ -19,12 +19,12 @@ from hpcjobs.record.state import StateFile, read_state_file
 from hpcjobs.record.values import convert, to_json
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import own_ids, read_state, read_usable
-from hpcjobs.run.status import is_ours, is_queued, parent_id, statuses
+from hpcjobs.run.status import is_ours, is_queued, statuses
 from hpcjobs.run.submission import adopt_job, plan_in, remember
 from hpcjobs.scheduler.base import JobQueue, JobRecord, QueueReadOnce, State, Submitted
 from hpcjobs.sweeps.cells import Cell
 from hpcjobs.sweeps.folder import NOBODY, Chunk, SweepFolder
-from hpcjobs.units import task_ids
+from hpcjobs.units import parent_id, task_ids
 
 _FILE = "completed.json"
 

@@ -32,10 +32,11 @@ from hpcjobs.run.progress import (
     read_progress,
 )
 from hpcjobs.run.select import select
-from hpcjobs.run.status import Connect, ConnectQueue, parent_id, statuses
+from hpcjobs.run.status import Connect, ConnectQueue, statuses
 from hpcjobs.scheduler.base import JobQueue, JobRecord, State, connect
 from hpcjobs.scheduler_kind import CLUSTER
 from hpcjobs.top.rows import Group, JobRow, Snapshot, Task
+from hpcjobs.units import parent_id
 
 _LOG_LINES = 500
 """So many lines of a log are shown."""

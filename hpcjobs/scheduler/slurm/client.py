@@ -27,7 +27,7 @@ from hpcjobs.scheduler.slurm.parse import (
     parse_squeue,
     parse_submitted,
 )
-from hpcjobs.units import task_ids
+from hpcjobs.units import parent_id, task_ids
 
 _ACCOUNT = "sacctmgr show associations user=$USER lists what you may use"
 _NODE = "no node has all of this: fewer CPUs, GPUs or less memory per node; `sinfo -N -l` lists what nodes have"
@@ -318,9 +318,9 @@ class SlurmScheduler:
         try:
             return [record for portion in split_ids(ids) for record in self._read_accounted(jobs=portion)]
         except SchedulerError as error:
-            parents = {job_id.split("_")[0] for job_id in ids}
-            shown = self.show_jobs(parents)
-            if isinstance(error, SchedulerDownError) and parents - {record.job_id.split("_")[0] for record in shown}:
+            shown = self.show_jobs(ids)
+            forgotten = set(map(parent_id, ids)) - {parent_id(record.job_id) for record in shown}
+            if isinstance(error, SchedulerDownError) and forgotten:
                 raise
             return shown
 
@@ -342,9 +342,9 @@ class SlurmScheduler:
                 warnings.warn(
                     f"{error.message}; asking slurmctld, which remembers minutes", HpcJobsWarning, stacklevel=2
                 )
-        ids = None if job_ids is None else {job_id.split("_")[0] for job_id in job_ids}
+        ids = None if job_ids is None else set(map(parent_id, job_ids))
         there = {record.job_id for record in accounted}
-        further = [record for record in self._read_queue("all") if ids is None or record.job_id.split("_")[0] in ids]
+        further = [record for record in self._read_queue("all") if ids is None or parent_id(record.job_id) in ids]
         return accounted + [record for record in further if record.job_id not in there]
 
     def _read_accounted(
@@ -370,11 +370,12 @@ class SlurmScheduler:
 
     def show_jobs(self, job_ids: Collection[str]) -> list[JobRecord]:
         """The jobs as slurmctld remembers them; one that it has forgotten gives none."""
-        if len(job_ids) > _SHOWN_ONE_BY_ONE:
+        parents = set(map(parent_id, job_ids))
+        if len(parents) > _SHOWN_ONE_BY_ONE:
             records = parse_scontrol(self._ask(slurm_commands.show_job(siblings=True)).out)
         else:
-            records = [record for job_id in sorted(job_ids, key=int) for record in self._show_job(job_id)]
-        return [record for record in records if record.job_id.split("_")[0] in job_ids]
+            records = [record for job_id in sorted(parents, key=int) for record in self._show_job(job_id)]
+        return [record for record in records if parent_id(record.job_id) in parents]
 
     def _show_job(self, job_id: str) -> list[JobRecord]:
         try:
@@ -498,7 +499,7 @@ def _maybe_taken(result: Result) -> bool:
 
 def _oldest_first(ids: Iterable[str]) -> list[Submitted]:
     """Each job once; tasks of an array are one job."""
-    return [Submitted(job_id) for job_id in sorted({job_id.split("_")[0] for job_id in ids}, key=int)]
+    return [Submitted(job_id) for job_id in sorted(set(map(parent_id, ids)), key=int)]
 
 
 _MOST_CHARS = 100_000

@@ -415,9 +415,8 @@ def parse_scontrol(out: str) -> list[JobRecord]:
 def _parse_shown_job(row: TableRow) -> JobRecord:
     state = row.state("JobState")
     code, signal = row.exit()
-    array, task = row.raw("ArrayJobId"), row.raw("ArrayTaskId")
     return JobRecord(
-        job_id=_read_id(_task_id(array, task) if array and task else row.raw("JobId"), "scontrol"),
+        job_id=_read_id(read_shown_id(row), "scontrol"),
         state=state,
         source="scontrol",
         name=read_job_name(row.raw("JobName")),
@@ -438,9 +437,16 @@ def _parse_shown_job(row: TableRow) -> JobRecord:
     )
 
 
-def _task_id(array: str, task: str) -> str:
-    """scontrol writes pending tasks without the brackets that squeue and sacct put around them."""
-    return f"{array}_{task}" if as_count(task) is not None else f"{array}_[{task}]"
+def read_shown_id(row: TableRow) -> str:
+    """The id that squeue and sacct print, of one record of ``scontrol show job``: ``12_3``, ``12_[3-5]`` or ``24+1``.
+
+    scontrol writes pending tasks without the brackets that the others put around them.
+    """
+    if (task := row.raw("ArrayTaskId")) and (array := row.raw("ArrayJobId")):
+        return f"{array}_{task}" if as_count(task) is not None else f"{array}_[{task}]"
+    if (offset := row.count("HetJobOffset")) is not None and (leader := row.raw("HetJobId")):
+        return f"{leader}+{offset}"
+    return row.raw("JobId")
 
 
 def _least_nodes(row: TableRow) -> int | None:

@@ -82,6 +82,18 @@ def test_jobs_of_higher_priority_are_ahead_and_older_ones_of_the_same() -> None:
     assert [(job.job_id, job.time_left_s) for job in answer.running] == [("6", 1800.0), ("5", 7200.0)]
 
 
+def test_a_heterogeneous_job_waits_behind_another_one() -> None:
+    slurm = Slurm(
+        scontrol="JobId=20 Priority=100 Dependency=(null) JobState=PENDING\n",
+        squeue=queue(
+            ("20+1", "PENDING", "100", "me", "2", "1:00:00", "gpu"),
+            ("15+0", "PENDING", "100", "eve", "2", "1:00:00", "gpu"),
+        ),
+    )
+    answer = explain_pending(msgspec.structs.replace(pending("Priority"), job_id="20+0"), runner=slurm)
+    assert [job.job_id for job in answer.waiting_before] == ["15+0"]
+
+
 def test_the_jobs_that_a_dependency_names_are_shown_with_their_states() -> None:
     slurm = Slurm(
         scontrol="JobId=20 Priority=0 Dependency=afterok:12(failed),afterany:13(unfulfilled) JobState=FAILED\n"

@@ -172,6 +172,32 @@ def test_a_name_of_a_job_that_sbatch_submitted_names_it_in_every_verb_without_ac
     assert "no job named 'plian'" in within("show", "plian").err
 
 
+def test_a_component_of_a_heterogeneous_job_is_named_as_slurm_names_it_without_accounting(
+    here: Path, slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = [str(NOW - 60), str(NOW - 50), "0:10", "1:00:00", f"{here}/het.sh"]
+    rows = [["5+0", "het", "RUNNING", "None", "main", "n1", "1", *times]]
+    rows += [["5+1", "het", "RUNNING", "None", "main", "n2", "1", *times]]
+    answer(slurm, "squeue", "".join("printf '" + "\\037".join(row) + "\\n'\n" for row in rows))
+    answer(slurm, "sacct", NONE)
+    answer(slurm, "scancel", ":")
+    own = f"JobName=het HetJobIdSet=5-6 UserId={user_name()}({os.getuid()}) SubmitTime={NOW - 60} StartTime={NOW - 50}"
+    ended = [
+        f"JobId={5 + n} HetJobId=5 HetJobOffset={n} {own} EndTime={NOW - 9} JobState={state} ExitCode={n}:0"
+        for n, state in enumerate(("COMPLETED", "FAILED"))
+    ]
+    monkeypatch.setenv("HPCJOBS_SITE", "mine")
+    (here / "site_configs").mkdir()
+    (here / "site_configs" / "mine.yaml").write_text("partitions: {main: {nodes: 2, node: {cpus: 4}}}\n")
+    assert "5+1: RUNNING, on n2" in ok("show", "5+1").out
+    assert ok("cancel", "5+1").out == "cancelled 5+1\n"
+    assert (slurm / "scancel.asked").read_text().split()[-1] == "5+1"
+    assert "no job 5+7 was submitted with hpcjobs" in within("show", "5+7").err
+    answer(slurm, "squeue", ":")
+    answer(slurm, "scontrol", "case $* in *'show job'*) echo '" + "\n".join(ended) + "';; esac")
+    assert [within("wait", name).code for name in ("5+0", "5+1", "5")] == [0, 1, 1]
+
+
 def test_a_code_that_sacct_prints_without_128_is_that_of_the_program(here: Path, slurm: Path) -> None:
     """As seen on Slurm 22.05: ExitCode is 9:0 of a job whose program ended with 137."""
     entry = job(here, "7")

@@ -144,6 +144,17 @@ def test_ended_means_that_nothing_more_is_to_come() -> None:
     assert {state.value for state in State if not state.ended} == going
 
 
+def test_the_components_of_a_heterogeneous_job_have_the_ids_that_squeue_prints() -> None:
+    """scontrol alone names each by a number of its own."""
+    leader = "JobId=500 HetJobId=500 HetJobOffset=0 JobName=het.sh HetJobIdSet=500-501 UserId=me(1000)"
+    second = leader.replace("JobId=500", "JobId=501", 1).replace("Offset=0", "Offset=1")
+    out = f"{leader} JobState=RUNNING NodeList=n1\n{second} JobState=FAILED NodeList=n2\n"
+    assert {job_id: job.node_list for job_id, job in by_id(parse_scontrol(out)).items()} == {
+        "500+0": "n1",
+        "500+1": "n2",
+    }
+
+
 def test_a_name_with_a_newline_does_not_hide_its_job_from_the_controllers_answer() -> None:
     (job,) = parse_scontrol("Welcome\nJobId=9 JobName=new\nline UserId=me(7) JobState=RUNNING ExitCode=0:0\n")
     assert (job.job_id, job.state, job.user) == ("9", State.RUNNING, "me")
