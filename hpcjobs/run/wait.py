@@ -103,10 +103,17 @@ class Watch:
                 if not (late := [record.job_id for record in records if self._is_uncertain(record)]):
                     return now
                 if not is_reported:
+                    if not self._may_be_told():
+                        return now
                     self._report(f"job {', '.join(late)} has left the queue; waiting for its end in the accounting")
                     is_reported = True
             pause(delay)
         raise AssertionError("unreachable: the last delay is None")
+
+    def _may_be_told(self) -> bool:
+        """Whether a scheduler of these jobs keeps an accounting, which may be late or away."""
+        schedulers = {(entry.scheduler, entry.slurm_conf) for entry in self._entries}
+        return any(self._connect(kind, conf).has_accounting() for kind, conf in schedulers)
 
     def _is_uncertain(self, record: JobRecord) -> bool:
         """Whether the job has just ended, and only the accounting knows how.

@@ -129,6 +129,10 @@ class Scheduler(JobQueue, Protocol):
         """Remove the scheduler's own files of jobs that have ended, if they are the user's to remove."""
         ...
 
+    def has_accounting(self) -> bool:
+        """Whether an end that ``account`` lacks may be there later: not where no accounting is kept."""
+        ...
+
     def history(
         self, user: str, *, job_ids: Collection[str] | None = None, since: float | None = None
     ) -> list[JobRecord]:

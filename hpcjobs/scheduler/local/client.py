@@ -309,6 +309,10 @@ class LocalScheduler:
         """As `account`: this queue keeps the files of all jobs."""
         return self.account(job_ids)
 
+    def has_accounting(self) -> bool:
+        """False: what the queue's files lack, they will not have later."""
+        return False
+
     def history(
         self, user: str, *, job_ids: Collection[str] | None = None, since: float | None = None
     ) -> list[JobRecord]:

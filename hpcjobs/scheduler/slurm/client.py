@@ -324,6 +324,14 @@ class SlurmScheduler:
                 raise
             return shown
 
+    def has_accounting(self) -> bool:
+        """Whether sacct answers, or only does not for now: slurmdbd may be away."""
+        try:
+            self._ask(slurm_commands.check_accounting())
+        except SchedulerError as error:
+            return not _is_disabled(error)
+        return True
+
     def history(
         self, user: str, *, job_ids: Collection[str] | None = None, since: float | None = None
     ) -> list[JobRecord]:
@@ -338,7 +346,7 @@ class SlurmScheduler:
             since = (since or 0) if job_ids is None else None
             accounted = self._read_accounted(users=[user], jobs=job_ids or (), since=since)
         except SchedulerError as error:
-            if not isinstance(error, CommandMissingError) and "disabled" not in error.message:
+            if not _is_disabled(error):
                 warnings.warn(
                     f"{error.message}; asking slurmctld, which remembers minutes", HpcJobsWarning, stacklevel=2
                 )
@@ -485,6 +493,11 @@ class SlurmScheduler:
             name = name_signal(-result.code)
             return SchedulerDownError(f"no answer from Slurm: {argv[0]} was ended by {name}", hint="try again")
         return SchedulerError(f"{argv[0]} refused (exit code {result.code}): {message}", hint=hint_for(message))
+
+
+def _is_disabled(error: SchedulerError) -> bool:
+    """Whether the cluster keeps no accounting, and so will not answer later: "Slurm accounting storage is disabled"."""
+    return isinstance(error, CommandMissingError) or "accounting storage is disabled" in error.message.lower()
 
 
 def _maybe_taken(result: Result) -> bool:

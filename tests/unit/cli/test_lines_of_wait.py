@@ -61,6 +61,9 @@ class Cluster:
     def submit(self, plan: Plan) -> Submitted:
         pytest.fail("waiting submits nothing")
 
+    def has_accounting(self) -> bool:
+        return True
+
     def show_jobs(self, job_ids: Iterable[str]) -> list[JobRecord]:
         return []
 

@@ -106,6 +106,9 @@ class Requeuing:
     def cancel(self, job_ids: object) -> None:
         raise AssertionError
 
+    def has_accounting(self) -> bool:
+        return True
+
     def show_jobs(self, job_ids: list[str]) -> list[JobRecord]:
         return []
 

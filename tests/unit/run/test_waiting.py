@@ -33,6 +33,7 @@ class Cluster:
         self.late: dict[str, float] = {}
         """When the accounting hears of a job, if later than its end."""
         self.accounting_away_until = 0.0
+        self.is_accounting_kept = True
         self.bare: dict[str, float] = {}
         """Until when the accounting has an array task under the array's id."""
         self._ends, self._folder, self._traps = ends, folder, traps
@@ -61,6 +62,9 @@ class Cluster:
 
     def submit(self, plan: Plan) -> Submitted:
         pytest.fail("waiting submits nothing")
+
+    def has_accounting(self) -> bool:
+        return self.is_accounting_kept
 
     def show_jobs(self, job_ids: Iterable[str]) -> list[JobRecord]:
         return []
@@ -293,6 +297,13 @@ def test_the_end_of_a_lost_node_is_waited_for_where_the_accounting_is_late(tmp_p
     cluster = Cluster(tmp_path, {"1": 70.0}, traps=False)
     cluster.codes["1"], cluster.late["1"] = 3, 160.0
     assert cluster.wait() == 3
+
+
+def test_no_end_is_waited_for_where_no_accounting_is_kept(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {"1": 70.0}, traps=False)
+    cluster.late["1"], cluster.is_accounting_kept = 1e9, False
+    assert cluster.wait() == 1
+    assert cluster.now < 140
 
 
 def test_a_job_that_nobody_knows_is_not_waited_for(tmp_path: Path) -> None:
