@@ -27,9 +27,10 @@ from hpcjobs.cli.output import (
 )
 from hpcjobs.cli.terminal import raw
 from hpcjobs.errors import RequestError, UnknownJobError, nearest
+from hpcjobs.run.job_files import own_ids
 from hpcjobs.run.listing import RECENT_S, ListedJob, Listing, listing, select_unfinished
 from hpcjobs.run.logs import paths
-from hpcjobs.run.progress import describe, describe_sample, find_alarms, job_progress
+from hpcjobs.run.progress import Description, describe, describe_sample, find_alarms, job_progress
 from hpcjobs.run.select import newest, select, select_one
 from hpcjobs.scheduler.base import State, choose_colour
 from hpcjobs.top.rows import Group, Task, fold, make_row
@@ -204,6 +205,18 @@ def _first_moment(since: str | None, *, everything: bool) -> float:
         raise RequestError(f"--since {since}: not a time", hint="write 2h or 7d") from error
 
 
+def _print_results(status: Description) -> None:
+    """The numbers of the job's summary; of an array, how to ask for those of a task."""
+    tasks = own_ids(status.entry)
+    if len(tasks) > 1 and not status.entry.is_foreign:
+        print(f"{len(tasks)} tasks: `hpcjobs show {tasks[0]}` prints the attempts, progress and results of one")
+    if status.results:
+        print("results:")
+    for key, result in status.results.items():
+        style = "" if not isinstance(result, float) else ",.0f" if 1000 <= abs(result) < 1e15 else ".4g"
+        print(f"  {key}: {result:{style}}")
+
+
 @app.command()
 def show(
     job: JobOrNewest = None,
@@ -251,11 +264,7 @@ def show(
         print(f"  alarm: {alarm.text}")
     if status.monitor:
         print(f"follow: hpcjobs logs --monitor -f {entry.job_id}")
-    if status.results:
-        print("results:")
-    for key, result in status.results.items():
-        style = "" if not isinstance(result, float) else ",.0f" if 1000 <= abs(result) < 1e15 else ".4g"
-        print(f"  {key}: {result:{style}}")
+    _print_results(status)
     if entry.is_foreign:
         for path in paths(entry):
             print(f"log {path}")

@@ -529,21 +529,24 @@ class Description(NamedTuple):
 
 
 def describe(entry: Entry) -> Description:
-    """Describe a job by its run folder and its scheduler; a removed folder leaves blanks."""
-    first_id = own_ids(entry)[0]
+    """Describe a job by its run folder and its scheduler; a removed folder leaves blanks.
+
+    An array of several tasks has no attempts, progress and results of its own: its tasks have.
+    """
+    first_id, *others = own_ids(entry)
     run_dir = Path(entry.run_dir)
     manifest = read_usable(run_dir / MANIFEST, lambda: read_manifest(run_dir)) or Manifest(job={})
     job = manifest.request
-    state = read_state(entry, first_id)
+    state = None if others else read_state(entry, first_id)
     folder = output_dir(Path(entry.run_dir), first_id)
-    summary = read_usable(folder / SUMMARY, lambda: read_summary(folder / SUMMARY)) or {}
+    summary = {} if others else read_usable(folder / SUMMARY, lambda: read_summary(folder / SUMMARY)) or {}
     records = statuses([entry])[0].records
-    running = any(not record.state.ended for record in records)
+    running = not others and any(not record.state.ended for record in records)
     cancelled = any(record.job_id == first_id and record.state is State.CANCELLED for record in records)
     return Description(
         entry=entry,
         records=records,
-        attempts=read_attempts(task_dir(Path(entry.run_dir), first_id)),
+        attempts=[] if others else read_attempts(task_dir(Path(entry.run_dir), first_id)),
         first_failure=state.first_failure if state and not cancelled else None,
         program=shlex.join(job.argv) or next((r.command for r in records if r.command), ""),
         settings=_settings(job) if not entry.is_foreign else _scheduled_settings(records[0]),

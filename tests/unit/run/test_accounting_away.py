@@ -198,6 +198,20 @@ def test_a_component_of_a_heterogeneous_job_is_named_as_slurm_names_it_without_a
     assert [within("wait", name).code for name in ("5+0", "5+1", "5")] == [0, 1, 1]
 
 
+def test_the_results_of_a_task_are_not_shown_as_those_of_its_array(here: Path, slurm: Path) -> None:
+    folder = here / "runs" / "sweep"
+    for task, loss in enumerate((0.25, 0.5)):
+        (folder / str(task)).mkdir(parents=True)
+        (folder / str(task) / "summary.json").write_text(json.dumps({"loss": loss}))
+        state = {"job_id": f"12_{task}", "state": "COMPLETED", "exit_code": 0, "started": NOW - 60, "ended": NOW - 9}
+        (folder / str(task) / "state.json").write_text(json.dumps(state | {"nodes": "n1"}))
+    index.add(Entry("12", "sweep", "mine", "slurm", str(folder), NOW - 600.0, array="0-1"))
+    array = ok("show", "12").out
+    assert "loss" not in array
+    assert "2 tasks: `hpcjobs show 12_0` prints the attempts, progress and results of one" in array
+    assert "  loss: 0.5\n" in ok("show", "12_1").out
+
+
 def test_a_code_that_sacct_prints_without_128_is_that_of_the_program(here: Path, slurm: Path) -> None:
     """As seen on Slurm 22.05: ExitCode is 9:0 of a job whose program ended with 137."""
     entry = job(here, "7")
