@@ -428,7 +428,8 @@ class Slurm:
             ids = set(given["jobs"].split(","))
             rows = [row for row in rows if row.job_id in ids or row.job_id.split("_")[0] in ids]
         if "starttime" in given:
-            since = time.mktime(time.strptime(given["starttime"], "%Y-%m-%dT%H:%M:%S"))
+            first = given["starttime"]
+            since = self.world.now if first == "now" else time.mktime(time.strptime(first, "%Y-%m-%dT%H:%M:%S"))
             rows = [row for row in rows if row.end is None or row.end >= since]
         if "duplicates" not in given:  # the newest start of each job on each cluster
             newest: dict[tuple[str, str], Row] = {}
