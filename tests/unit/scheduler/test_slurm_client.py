@@ -311,7 +311,7 @@ def test_without_accounting_only_the_jobs_in_question_are_shown() -> None:
 def test_a_disabled_accounting_is_none_and_one_that_is_away_is_one() -> None:
     disabled = Result(1, "", "Slurm accounting storage is disabled\n")
     answers = {False: disabled, True: REFUSED_CONNECTION}
-    assert all(Recorded(sacct=[answer]).slurm().has_accounting() is kept for kept, answer in answers.items())
+    assert all(Recorded(sacct=[answer]).slurm().has_accounting() is expected for expected, answer in answers.items())
 
 
 def test_jobs_in_hidden_partitions_are_asked_for_too() -> None:
