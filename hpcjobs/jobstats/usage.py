@@ -165,6 +165,10 @@ class GpuUsage(NamedTuple):
     mem_bytes: int | None
     """Peaks of the nodes together."""
     energy_j: float | None
+    nodes: int
+    """Nodes with samples."""
+    sampled_s: float
+    """Seconds from the start of the monitor to its last sample, of the node with the fewest."""
 
 
 def read_gpu_usage(folder: Path) -> GpuUsage | None:
@@ -174,11 +178,14 @@ def read_gpu_usage(folder: Path) -> GpuUsage | None:
         return None
     busy = pl.concat([samples["gpu_percent"] for samples in nodes]).mean()
     memory = [peak for samples in nodes if isinstance(peak := samples["gpu_memory_bytes"].max(), float)]
+    ends = [end for samples in nodes if isinstance(end := samples["time_s"].max(), float)]
     joules = [_joules(samples) for samples in nodes]
     return GpuUsage(
         utilization=busy / 100 if isinstance(busy, float) else None,
         mem_bytes=round(sum(memory)) if memory else None,
         energy_j=None if any(energy is None for energy in joules) else sum(energy or 0.0 for energy in joules),
+        nodes=len(nodes),
+        sampled_s=min(ends) if len(ends) == len(nodes) else 0.0,
     )
 
 
@@ -192,22 +199,28 @@ def add_gpu_usage(frame: pl.DataFrame, site: Site) -> pl.DataFrame:
     ]
     if not rows:
         return frame
-    schema = {"job_id": pl.String, "run_dir": pl.String, "_use": pl.Float64, "_mem": pl.Int64, "_j": pl.Float64}
+    used_columns = {"_use": pl.Float64, "_mem": pl.Int64, "_j": pl.Float64, "_nodes": pl.Int64, "_s": pl.Float64}
+    schema = {"job_id": pl.String, "run_dir": pl.String, **used_columns}
     usage = pl.DataFrame(rows, schema=schema, orient="row")
     modelled_gpus = pl.col("gpus") * (site.watts.gpu or 0.0) * pl.col("elapsed_s")
     rest = (pl.col("energy_j") - modelled_gpus).clip(0).fill_null(0)
     ours = pl.col("_j").is_not_null() & (pl.col("energy_source") != "measured").fill_null(True)
+    # Energy and memory are sums: without one node, or for energy without the last hours, they are too small.
+    every_node = pl.col("_nodes") == pl.col("nodes")
+    ours &= every_node & (pl.col("_s") >= _SAMPLED * pl.col("elapsed_s"))
     ours &= pl.col("attempts") == 1
     return frame.join(usage, on=["job_id", "run_dir"], how="left", maintain_order="left").select(
         *(pl.col(name) for name in frame.columns if name not in _CHANGED),
         gpu_utilization=pl.coalesce("_use", "gpu_utilization"),
-        gpu_mem_bytes=pl.coalesce("_mem", "gpu_mem_bytes"),
+        gpu_mem_bytes=pl.coalesce(pl.when(every_node).then("_mem"), "gpu_mem_bytes"),
         gpu_source=pl.when(pl.col("_use").is_not_null()).then(pl.lit("monitor")).otherwise("gpu_source"),
         energy_j=pl.when(ours).then(pl.col("_j") + rest).otherwise("energy_j"),
         energy_source=pl.when(ours).then(pl.lit("nvml")).otherwise("energy_source"),
     ).select(frame.columns)  # fmt: skip
 
 
+_SAMPLED: Final = 0.9
+"""Share of the run time: a program needs some of it until its monitor starts."""
 _CHANGED: Final = ("gpu_utilization", "gpu_mem_bytes", "gpu_source", "energy_j", "energy_source")
 
 

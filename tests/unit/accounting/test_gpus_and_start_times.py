@@ -39,24 +39,33 @@ def busy(percent: float, memory: float = GIB, watts: float | None = 500.0) -> Lo
 
 
 def read_row(run_dir: Path, **values: Any) -> dict[str, Any]:
-    usual = {"job_id": "7", "gpus": 2, "elapsed_s": 10, "attempts": 1, "energy_j": 10_000.0}
+    usual = {"job_id": "7", "gpus": 2, "nodes": 2, "elapsed_s": 2, "attempts": 1, "energy_j": 10_000.0}
     row = dict.fromkeys(SCHEMA) | usual | {"energy_source": "modelled", "run_dir": str(run_dir)} | values
     return add_gpu_usage(pl.DataFrame([row], schema=SCHEMA, orient="row"), SITE).to_dicts()[0]
 
 
 def test_the_monitor_of_every_node_comes_before_the_accounting(here: Path) -> None:
-    """Two nodes of two samples; mean use, peaks added up; 10 kJ modelled, of which 6 were the two GPUs'."""
+    """Two nodes of two samples; mean use, peaks added up; 10 kJ modelled, of which 1.2 were the two GPUs'."""
     monitored(here, 0, busy(90), busy(70, 3 * GIB))
     monitored(here, 1, busy(40), busy(0, 2 * GIB))
     row = read_row(here, gpu_utilization=0.1, gpu_mem_bytes=5, gpu_source="sacct")
     assert (row["gpu_utilization"], row["gpu_mem_bytes"], row["gpu_source"]) == (0.5, 5 * (1 << 30), "monitor")
-    assert (row["energy_j"], row["energy_source"]) == (4 * 500 + 10_000 - 2 * 300 * 10, "nvml")
+    assert (row["energy_j"], row["energy_source"]) == (4 * 500 + 10_000 - 2 * 300 * 2, "nvml")
+
+
+def test_the_energy_of_a_run_that_was_sampled_in_part_stays_modelled(here: Path) -> None:
+    """A monitor that ended early, or one of two nodes, measured a part of the energy, which is not the run's."""
+    monitored(here, 0, busy(90), busy(70))
+    for values in ({"elapsed_s": 2}, {"elapsed_s": 10, "nodes": 1}):
+        assert read_row(here, **values)["energy_source"] == "modelled"
+    assert read_row(here, nodes=1)["energy_source"] == "nvml"
+    assert (read_row(here, nodes=1)["gpu_mem_bytes"], read_row(here)["gpu_mem_bytes"]) == (1 << 30, None)
 
 
 def test_a_measured_energy_and_that_of_several_attempts_stay(here: Path) -> None:
-    monitored(here, 0, busy(90))
+    monitored(here, 0, busy(90), busy(90))
     for values in ({"energy_source": "measured"}, {"attempts": 2}):
-        assert read_row(here, **values)["energy_j"] == 10_000.0
+        assert read_row(here, nodes=1, **values)["energy_j"] == 10_000.0
 
 
 def test_gpus_that_tell_no_power_still_tell_their_use(here: Path) -> None:
