@@ -134,7 +134,8 @@ class CurrentAttempt:
             attempts = read_history(self.options.run_dir).attempts
         except OSError:
             return False  # the decision meets the same error, and reports it
-        return any((each.job_id, each.started) == (self.scheduler.job_id, self.started) for each in attempts)
+        own = (self.scheduler.job_id, self.started, self.scheduler.restarts)
+        return any(each.key == own for each in attempts)
 
     def write_state(self, state: str, code: Optional[int] = None, ended: Optional[int] = None) -> None:
         """Write ``state.json``; that it cannot be written must not end a job."""
@@ -189,7 +190,7 @@ class CurrentAttempt:
         decision = self._decide(cause, earlier=True)
         decision = "requeued by Slurm" if decision == decide.CONTINUES else decision
         self._record(Attempt(running.job_id, running.started, None, running.nodes, None, cause,
-                                 self.control.steps, self.control.saved, decision))  # fmt: skip
+                                 self.control.steps, self.control.saved, decision, running.restarts))  # fmt: skip
         return decision
 
     def record_continuation(self, history: History) -> None:
@@ -222,7 +223,7 @@ class CurrentAttempt:
                 self._suspect_first_failure()
         decision = self._decide(cause, end=end)
         attempt = Attempt(self.scheduler.job_id, self.started, ended, self.nodes, end.exit_code, cause,
-                              self.control.steps, self.control.saved, decision)  # fmt: skip
+                              self.control.steps, self.control.saved, decision, self.scheduler.restarts)  # fmt: skip
         is_recorded = self._record(attempt)
         return self.carry_out(attempt, ended, is_recorded=is_recorded)
 
@@ -264,7 +265,7 @@ class CurrentAttempt:
     def find_recorded(self, running: Running) -> Optional[Attempt]:
         """The line of ``running``, if its process was killed after writing it; None: not written."""
         try:
-            return find_recorded(read_history(self.options.run_dir), running.job_id, running.started)
+            return find_recorded(read_history(self.options.run_dir), running.key)
         except OSError:
             return None  # the decision meets the same error, and reports it
 

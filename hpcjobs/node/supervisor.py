@@ -253,7 +253,9 @@ def supervise(options: Options) -> int:
     try:
         # Before the script: a start that is killed from here on is judged by the next one, or by rank 0.
         job.control.prepare(
-            Running(scheduler.job_id, job.started, nodes, os.uname().nodename, os.getpid(), options.argv)
+            Running(
+                scheduler.job_id, job.started, nodes, os.uname().nodename, os.getpid(), options.argv, scheduler.restarts
+            )
         )
         job.control.write_aftermath([sys.executable, "-I", os.path.abspath(sys.argv[0]), "aftermath", job.control.path])
     except OSError as error:

@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from typing import Dict, List, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from hpcjobs.files import append_lines, write_beside
 from hpcjobs.record import CONTROL, FIRST_FAILURE
@@ -26,6 +26,13 @@ class Running(NamedTuple):
     pid: int = 0
     argv: List[str] = []
     """Options of the process that decides."""
+    restarts: int = 0
+    """How often the scheduler had started the job before."""
+
+    @property
+    def key(self) -> Tuple[str, float, int]:
+        """`Attempt.key` of its line in the history."""
+        return (self.job_id, self.started, self.restarts)
 
 
 class Continuation(NamedTuple):

@@ -6,7 +6,7 @@ import contextlib
 import os
 from enum import Enum
 from functools import lru_cache
-from typing import List, NamedTuple, Optional
+from typing import List, NamedTuple, Optional, Tuple
 
 from hpcjobs.files import AnyPath, append_lines, read_regular, write_beside
 from hpcjobs.record import ATTEMPTS, FIRST_FAILURE, STATE
@@ -158,6 +158,13 @@ class Attempt(NamedTuple):
     """Saved steps; the next attempt resumes after them."""
     decision: str
     """``requeued``, ``requeued by Slurm``, ``resubmitted as ID``, ``completed``, or ``ended:`` and the reason."""
+    restarts: int = 0
+    """How often the scheduler had started the job before: hosts whose clocks differ may start it in one second."""
+
+    @property
+    def key(self) -> Tuple[str, float, int]:
+        """What identifies an attempt."""
+        return (self.job_id, self.started, self.restarts)
 
     @property
     def lost(self) -> int:
@@ -195,10 +202,10 @@ def append_attempt(run_dir: str, attempt: Attempt) -> None:
     append_lines(os.path.join(run_dir, ATTEMPTS), [encode(attempt)])
 
 
-def find_recorded(history: History, job_id: str, started: float) -> Optional[Attempt]:
-    """The line of the attempt of ``job_id`` that began at ``started``, if it is the last one."""
+def find_recorded(history: History, key: Tuple[str, float, int]) -> Optional[Attempt]:
+    """The line of the attempt with this `key`, if it is the last one."""
     last = history.attempts[-1] if history.attempts else None
-    return last if last is not None and (last.job_id, last.started) == (job_id, started) else None
+    return last if last is not None and last.key == key else None
 
 
 def replace_last(run_dir: str, attempt: Attempt) -> None:

@@ -404,7 +404,7 @@ def _check_attempts(life: Life, one: Submission, folder: str, job_id: str) -> No
     task = job_id.partition("_")[2]
     path = Path(folder, task) if task else Path(folder)
     lines = read_attempts(path) if os.path.isdir(path) else []
-    keys = [(line.job_id, line.started) for line in lines]
+    keys = [line.key for line in lines]
     if len(set(keys)) != len(keys):
         life.errors.append(f"{folder}: attempts.jsonl has an attempt twice: {keys}")
     is_cancelled = one.is_cancelling or any(job.cancelled_at is not None for job in jobs_of(life, folder))
