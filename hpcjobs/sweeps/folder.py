@@ -46,7 +46,7 @@ from hpcjobs.record.values import read_text
 from hpcjobs.run.folder import make_root
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import read_usable
-from hpcjobs.run.select import is_known_configuration, without_unknown_configuration
+from hpcjobs.run.select import is_known_configuration, is_own_folder, without_unknown_configuration
 from hpcjobs.site.models import Frozen
 from hpcjobs.sweeps.cells import Cell, Passing
 
@@ -303,7 +303,7 @@ def find_folder(name: str) -> SweepFolder:
         hint = nearest(name, {sweep.name for sweep in known}) if known else "no sweep was submitted yet"
         raise UnknownJobError(f"no sweep named {name!r}", hint=hint)
     here = [path for path in named if path.is_relative_to(Path.cwd())]
-    return SweepFolder((here or named)[0])
+    return open_folder((here or named)[0])
 
 
 def open_folder(path: Path) -> SweepFolder:
@@ -312,7 +312,9 @@ def open_folder(path: Path) -> SweepFolder:
 
 
 def _is_own(path: Path) -> bool:
-    """Whether the user has submitted the sweep in this folder, or this is a job of that sweep."""
+    """Whether the folder is the user's, who has submitted the sweep in it, or this is a job of that sweep."""
+    if not is_own_folder(str(path)):  # it was removed, and another user made one in its place
+        return False
     folder = os.path.realpath(path)
     if f"{os.path.realpath(os.environ.get('HPCJOBS_RUN_DIR', '/'))}/".startswith(f"{folder}/"):
         return True

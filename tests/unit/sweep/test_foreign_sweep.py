@@ -128,3 +128,12 @@ def test_a_job_of_the_sweep_submits_its_rest_also_where_the_home_is_another(
 ) -> None:
     monkeypatch.setenv("HPCJOBS_RUN_DIR", str(foreign / "next-001"))
     ok("sweep", "continue", str(foreign))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another user")
+def test_a_sweep_that_another_user_put_in_the_place_of_a_removed_one_is_foreign(here: Path) -> None:
+    ok("sweep", "--site", "local", "--name", "s", "-t", "5m", "--set", "i=1,2", "true")
+    ok("sweep", "resume", "s")
+    os.chown(next(here.rglob("sweep-s")), 54321, 54321)
+    answer = hpcjobs("sweep", "resume", "s")
+    assert (answer.code, "that you have not submitted" in answer.err) == (5, True)
