@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterable
 
@@ -237,4 +238,6 @@ def _code(record: JobRecord) -> int:
         return 0
     if record.exit_code:
         return record.exit_code
-    return 128 + record.signal if record.signal else 1
+    # Slurm has no code of a job that it ended at its limit, or that was cancelled while it waited.
+    taken_away = record.state in (State.CANCELLED, State.TIMEOUT)
+    return 128 + (record.signal or signal.SIGTERM) if record.signal or taken_away else 1

@@ -39,8 +39,9 @@ def test_the_jobs_group_of_version_2_has_memory_without_caches_its_limit_and_cpu
 
 PARENT = """
 import subprocess, sys
-burn = "import time\\nend = time.process_time() + 1\\nwhile time.process_time() < end: pass"
-subprocess.run([sys.executable, "-c", burn], check=True)
+burn = "import time\\nend = time.process_time() + {}\\nwhile time.process_time() < end: pass"
+exec(burn.format(0.1))
+subprocess.run([sys.executable, "-c", burn.format(1)], check=True)
 print("ended", flush=True)
 input()
 """

@@ -8,13 +8,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from commandline import ok, within
 from msgspec.structs import replace
 
 from hpcjobs.errors import SchedulerDownError, SchedulerError
 from hpcjobs.job.models import Plan
 from hpcjobs.run.index import Entry
 from hpcjobs.run.logs import follow, paths
-from hpcjobs.run.status import statuses
+from hpcjobs.run.status import Known, statuses
 from hpcjobs.run.wait import exit_code, wait
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, Submitted
 
@@ -128,6 +129,20 @@ def test_the_exit_code_is_the_first_that_is_not_zero(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, {"1": 5.0, "2": 3.0, "3": 4.0})
     cluster.codes = {"2": 7, "3": 9}
     assert cluster.wait() == 7
+
+
+def test_a_job_that_was_cancelled_while_it_waited_ends_with_143_as_one_that_ran(here: Path) -> None:
+    ok("submit", "--site", "local", "-t", "1", "sleep", "60")
+    ok("submit", "--site", "local", "-t", "1", "--after-any", "L1", "true")
+    ok("cancel", "L2", "L1")
+    assert [within("wait", job).code for job in ("L1", "L2")] == [143, 143]
+
+
+@pytest.mark.parametrize(("state", "code"), [("CANCELLED", 143), ("TIMEOUT", 143), ("NODE_FAIL", 1)])
+def test_where_slurm_has_no_exit_code_the_state_decides(state: str, code: int, tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {"1": -1.0}, traps=False)
+    record = JobRecord(job_id="1", source="sacct", state=State.parse(state), exit_code=0)
+    assert exit_code([Known(cluster.entries[0], [record])]) == code
 
 
 def test_an_array_ends_with_its_last_task_and_its_code(tmp_path: Path) -> None:
