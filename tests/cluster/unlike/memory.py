@@ -60,7 +60,7 @@ def test_memory_close_to_the_limit_is_an_alarm_and_its_excess_the_cause(
     watcher = start("monitor", "hungry")
     assert watcher.stdout is not None
     alarm = next(line for line in watcher.stdout if line.startswith("alarm: "))
-    assert re.fullmatch(r"alarm: ours01: memory 3\d\d\.\dM of 400M\n", alarm)
+    assert re.fullmatch(r"alarm: ours01: memory 3\d\d(\.\d)?M of 400M\n", alarm)
     for verb in ("show", "why"):
         assert re.search(r"ours01: memory 3\d\d\.\dM of 400M", ok(verb, "hungry").out)
     terminal = Terminal(tmp_path, 160, 50)

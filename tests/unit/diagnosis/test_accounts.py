@@ -112,6 +112,14 @@ def test_the_reason_why_a_job_waits_is_the_controllers_where_the_accounting_has_
     assert (record.state, record.reason) == (State.PENDING, "JobHeldUser")
 
 
+def test_a_job_that_runs_is_not_explained_by_the_end_of_an_earlier_one_with_its_id() -> None:
+    """The accounting lacks the row of the job that runs; of a federation it may come before the earlier one."""
+    shown = "JobId=1 JobName=new JobState=RUNNING Reason=None StartTime=2000 NodeList=tu03\n"
+    record = gather_foreign("1", runner=Slurm(sacct=sacct(), scontrol=shown)).record
+    assert record is not None
+    assert (record.state, record.name) == (State.RUNNING, "new")
+
+
 def test_of_a_job_that_the_scheduler_does_not_know_nobody_says_that_it_has_not_failed(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
