@@ -11,7 +11,10 @@ from hpcjobs.run import listing
 from hpcjobs.site import machine
 from hpcjobs.site.machine import cluster_name
 
-_FOREIGN = ("HPCJOBS_", "SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "XDG_")
+_FOREIGN = (
+    *("HPCJOBS_", "SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "XDG_"),
+    *("BASH_FUNC_", "BASH_ENV", "MODULE", "__MODULES_", "LOADEDMODULES", "LMOD_"),  # of a login shell with modules
+)
 
 
 @pytest.fixture(autouse=True)

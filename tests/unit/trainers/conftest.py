@@ -84,7 +84,9 @@ class Runs:
             for rank in ranks:
                 rank.kill()
         assert [rank.returncode for rank in ranks] == [0] * self.size, outputs
-        assert not any(err.strip() for _, err in outputs), outputs
+        # torch's compiler says so of a machine with nvcc and no GPU, where nothing that it compiled is kept.
+        lines = [line for _, err in outputs for line in err.splitlines() if "No CUDA runtime is found" not in line]
+        assert not any(map(str.strip, lines)), outputs
 
     def __getitem__(self, folder: str) -> Outcome:
         return Outcome([], [], [], self.root / folder)
