@@ -332,7 +332,7 @@ def test_combinations_of_flags_and_environment_are_explained(cluster: Path) -> N
     settings: list[dict[str, str]] = [
         {"SBATCH_PARTITION": "x"},
         {"SLURM_CLUSTERS": "a,b"},
-        {"HOME": "/nowhere"},
+        {"HOME": "/proc/nowhere"},  # root too cannot make it
         {"XDG_STATE_HOME": "rel"},
         {"TERM": "dumb"},
         {"PATH": "/nowhere"},

@@ -36,7 +36,7 @@ def token(monkeypatch: pytest.MonkeyPatch) -> str:
 def claim(**fields: object) -> None:
     """What an earlier submission with the token has recorded."""
     (path := state_dir() / "submissions" / "0123abcd-0.json").parent.mkdir(parents=True)
-    known = {"run_dir": "/nowhere", "host": socket.gethostname(), "pid": 1, "started": 1, "when": time.time()}
+    known = {"run_dir": "/proc/nowhere", "host": socket.gethostname(), "pid": 1, "started": 1, "when": time.time()}
     path.write_text(json.dumps(known | fields))
 
 
