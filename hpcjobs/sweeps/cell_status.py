@@ -19,7 +19,7 @@ from hpcjobs.record.state import StateFile, read_state_file
 from hpcjobs.record.values import convert, to_json
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import own_ids, read_state, read_usable
-from hpcjobs.run.status import is_ours, is_queued, statuses
+from hpcjobs.run.status import is_ours, is_queued, owner_elsewhere, statuses
 from hpcjobs.run.submission import adopt_job, plan_in, remember
 from hpcjobs.scheduler.base import JobQueue, JobRecord, QueueReadOnce, State, Submitted
 from hpcjobs.sweeps.cells import Cell
@@ -238,5 +238,5 @@ def _state(attempt: _Attempt, own: StateFile | None, records: Mapping[str, JobRe
     if own is not None and own.state.ended:
         return own.state
     if record is None or record.state in (State.UNKNOWN, State.COMPLETED):
-        return None
+        return State.UNKNOWN if owner_elsewhere(attempt.entry) is not None else None
     return record.state

@@ -26,8 +26,8 @@ from hpcjobs.processes.programs import Runner, own_command, run
 from hpcjobs.run import folder as run_folder
 from hpcjobs.run.folder import code_state
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import current_id, read_submitted
-from hpcjobs.run.status import is_queued
+from hpcjobs.run.job_files import all_ended, current_id, read_submitted
+from hpcjobs.run.status import is_queued, owner_elsewhere, require_reachable
 from hpcjobs.run.submission import plan_in
 from hpcjobs.run.submit import hand_over
 from hpcjobs.scheduler.base import JobQueue, QueueReadOnce, Scheduler, State, connect
@@ -322,15 +322,31 @@ def cancel(folder: SweepFolder) -> list[str]:
     folder.require_own()
     definition = folder.definition
     with folder.lock():
+        _require_reachable(folder)
         scheduler = QueueReadOnce(connect_to(definition))
         queue = scheduler.queue()
         entries = [folder.entry(chunk) or adopt_chunk(folder, chunk, scheduler) for chunk in folder.chunks()]
         for chunk in _unsubmitted_chunks(folder):
             folder.give_up(chunk)
-        tails = map(read_submitted, sorted(folder.path.glob(_TAILS)))  # also one that is held, and has a successor
-        ids = [entry.job_id for entry in [*entries, *tails] if entry is not None and is_queued(entry, queue)]
+        ids = [entry.job_id for entry in [*entries, *_tails(folder)] if entry is not None and is_queued(entry, queue)]
         scheduler.cancel(ids)
         return ids
+
+
+def _tails(folder: SweepFolder) -> Iterator[Entry | None]:
+    """The jobs that submit, or have submitted, the rest; also one that is held, and has a successor."""
+    return map(read_submitted, sorted(folder.path.glob(_TAILS)))
+
+
+def _require_reachable(folder: SweepFolder) -> None:
+    """Refuse a sweep whose jobs may wait or run on another host or cluster with this home: they would run twice.
+
+    Raises RequestError: there is such a job, and it has not written its end.
+    """
+    entries = [*map(folder.entry, folder.chunks()), *_tails(folder)]
+    require_reachable(
+        entry for entry in entries if entry is not None and owner_elsewhere(entry) is not None and not all_ended(entry)
+    )
 
 
 def connect_to(definition: Definition) -> Scheduler:
@@ -343,6 +359,7 @@ def _limits(definition: Definition) -> Limits:
 
 
 def _submit_missing(folder: SweepFolder, definition: Definition, scheduler: JobQueue) -> Outcome:
+    _require_reachable(folder)
     if not tail_is_queued(folder, scheduler):
         for chunk in _unsubmitted_chunks(folder):
             if adopt_chunk(folder, chunk, scheduler) is None and folder.give_up(chunk) != NOBODY:
