@@ -281,13 +281,19 @@ def _store() -> AppendStore:
 
 
 def remember(name: str, folder: SweepFolder) -> None:
-    """Let ``hpcjobs sweep status NAME`` find the sweep; where the state folder cannot be written, its path does."""
+    """Put the sweep on the list of those that this user may resume and cancel.
+
+    Raises RequestError: the list cannot be written.
+    """
     known = KnownSweep(name=name, path=str(folder.path), time=time.time())
     try:
         _store().append([msgspec.json.encode(known).decode()])
     except OSError as error:
-        text = f"the sweep is not in the list of sweeps ({error.filename}: {error.strerror}); name it by its folder"
-        warnings.warn(f"{text} {folder.path}", HpcJobsWarning, stacklevel=3)
+        raise RequestError(
+            f"the list of your sweeps cannot be written ({error.filename}: {error.strerror}), and without it nobody"
+            " could cancel or resume this one",
+            hint="name a folder that you can write: export XDG_STATE_HOME=…",
+        ) from error
 
 
 def find_folder(name: str) -> SweepFolder:

@@ -86,15 +86,15 @@ def test_details_go_to_the_temporary_folder_where_the_state_folder_cannot_be_mad
     place.unlink()
 
 
-def test_jobs_and_sweeps_are_submitted_where_the_state_folder_cannot_be_made(
+def test_where_the_state_folder_cannot_be_made_jobs_are_submitted_and_sweeps_refused(
     cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     assert "name it by its run folder" in ok("submit", "true").err
-    submitted = ok("sweep", "--set", "x=1,2", "true").err
-    assert "name it by its folder" in submitted, submitted
-    assert within("sweep", "status", str(next(Path("runs").glob("*/sweep.json")).parent)).code == 0
+    refused = within("sweep", "--set", "x=1,2", "true")
+    assert (refused.code, "without it nobody could cancel or resume" in refused.err) == (5, True), refused
+    assert not list(Path("runs").glob("*/sweep.json"))
 
 
 SUBMIT = ("submit", "--dry-run")
