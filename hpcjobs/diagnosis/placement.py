@@ -420,6 +420,6 @@ def _is_before(job: Ahead, priority: int | None, job_id: str) -> bool:
 def _read_dependencies(text: str, env: dict[str, str], runner: Runner) -> Iterator[Awaited]:
     """``afterok:12(unfulfilled),afterany:13`` -> the jobs, with their states."""
     for condition, ids in re.findall(r"(after\w*|singleton):?((?:_?\d[\d_*+]*(?:\(\w+\))?:?)*)", text):
-        for job_id in re.findall(r"(\d+(?:_[\d*]+)?)", re.sub(r"\(\w+\)", "", ids)):
+        for job_id in re.findall(r"(\d+(?:_[\d*]+)?)", re.sub(r"\(\w+\)|\+\d+", "", ids)):
             shown = _show(parent_id(job_id), env, runner)
             yield Awaited(job_id, condition, shown.get("JobState"))

@@ -90,8 +90,13 @@ class Watch:
                 self._waiting[task] = entry
                 self._stale |= {(task, own.ended)} if own is not None else set()
 
-    def final(self, *, pause: Callable[[float], None]) -> list[Known] | None:
-        """The scheduler's records of all jobs, once every one of them has written its end; None: it does not answer."""
+    def final(
+        self, *, pause: Callable[[float], None], check_timeout: Callable[[Iterable[str]], None] = lambda late: None
+    ) -> list[Known] | None:
+        """The scheduler's records of all jobs, once every one of them has written its end; None: it does not answer.
+
+        Raises what ``check_timeout`` raises, which is called while the accounting of some jobs is late.
+        """
         is_reported = False
         for delay in (*_ACCOUNTING_DELAYS_S, *_LATE_DELAYS_S, None):
             now = _ask_or_read(self._entries, self.outage, connect=self._connect)
@@ -103,6 +108,7 @@ class Watch:
             if delay in _LATE_DELAYS_S:
                 if not (late := [record.job_id for record in records if self._is_uncertain(record)]):
                     return now
+                check_timeout(late)
                 if not is_reported:
                     if not self._may_be_told():
                         return now
@@ -189,7 +195,7 @@ def wait(
         while waiting := watch.look():
             check_timeout(waiting)
             pause(max(POLL_S, len(waiting) * PER_FILE_S))
-        known = watch.final(pause=pause)
+        known = watch.final(pause=pause, check_timeout=check_timeout)
         if known is None:  # only the scheduler knows how the jobs ended
             check_timeout(entry.job_id for entry in all_entries)
             pause(OUTAGE_S)

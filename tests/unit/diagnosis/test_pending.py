@@ -96,10 +96,10 @@ def test_a_heterogeneous_job_waits_behind_another_one() -> None:
 
 def test_the_jobs_that_a_dependency_names_are_shown_with_their_states() -> None:
     slurm = Slurm(
-        scontrol="JobId=20 Priority=0 Dependency=afterok:12(failed),afterany:13(unfulfilled) JobState=FAILED\n"
+        scontrol="JobId=20 Priority=0 Dependency=afterok:12(failed),after:13+10(unfulfilled) JobState=FAILED\n"
     )
     answer = explain_pending(pending("DependencyNeverSatisfied"), runner=slurm)
-    assert [(job.job_id, job.condition) for job in answer.awaited] == [("12", "afterok"), ("13", "afterany")]
+    assert [(job.job_id, job.condition) for job in answer.awaited] == [("12", "afterok"), ("13", "after")], "10 minutes"
     assert answer.fix[0].startswith("scancel 20 && sbatch SCRIPT")
 
 

@@ -314,6 +314,14 @@ def test_the_end_of_a_lost_node_is_waited_for_where_the_accounting_is_late(tmp_p
     assert cluster.wait() == 3
 
 
+def test_a_late_accounting_is_not_waited_for_beyond_the_timeout(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {"1": 70.0}, traps=False)
+    cluster.late["1"] = 1e9
+    with pytest.raises(TimeoutError, match="job 1 has not ended after 90 s"):
+        cluster.wait(90)
+    assert cluster.now < 105
+
+
 def test_no_end_is_waited_for_where_no_accounting_is_kept(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, {"1": 70.0}, traps=False)
     cluster.late["1"], cluster.is_accounting_kept = 1e9, False
