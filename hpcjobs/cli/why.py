@@ -198,11 +198,14 @@ def _print_unfinished(subject: Subject, *, as_json: bool) -> None:
         print_output("why, of a job that has not failed", record)
         return
     reason = f" ({record.reason})" if record.reason else ""
-    outcome = (
-        "the scheduler does not know it, and it wrote no end"
-        if record.state.value == "UNKNOWN"
-        else "it has not failed"
-    )
+    outcome = "it has not failed"
+    if record.state.value == "UNKNOWN":
+        from hpcjobs.run.status import owner_elsewhere
+
+        owner = None if subject.entry is None else owner_elsewhere(subject.entry)
+        outcome = (
+            "the scheduler does not know it, and it wrote no end" if owner is None else "`hpcjobs why` there knows"
+        )
     print(f"job {record.job_id} {record.state.value}{reason}: {outcome}")
     if subject.entry is not None:
         from hpcjobs.run.progress import job_progress

@@ -403,13 +403,12 @@ def _end_error(entry: Entry, record: JobRecord) -> HpcJobsError:
 def sessions(*, site: str | None = None) -> list[Session]:
     """My sessions that have not ended, oldest first. One whose folder another user took is left out, with a warning."""
     entries = [entry for entry in entries_of(site) if _is_session(entry)]
-    for entry in entries:
+    living = [job for job in statuses(entries) if not _over(job.records[0].state)]
+    for entry, _ in living:
         if not is_own_folder(entry.run_dir):
             text = f"job {entry.job_id} is left out: its run folder {entry.run_dir} belongs to another user by now"
             warnings.warn(f"{text} (`hpcjobs cancel {entry.job_id}` ends the job)", HpcJobsWarning, stacklevel=2)
-    entries = [entry for entry in entries if is_own_folder(entry.run_dir)]
-    known = statuses(entries)
-    return [_session(job.entry, job.records[0]) for job in known if not _over(job.records[0].state)]
+    return [_session(job.entry, job.records[0]) for job in living if is_own_folder(job.entry.run_dir)]
 
 
 def find(job: str | None, *, site: str | None = None) -> Entry:

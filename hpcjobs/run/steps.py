@@ -413,8 +413,8 @@ class ForeignJob(NamedTuple):
 def find_foreign(name: str, site: Site, *, runner: Runner = run) -> ForeignJob:
     """The running job with the id ``name``, by one question to Slurm.
 
-    Raises UnknownJobError: Slurm does not know it. RequestError: it does not run, or is an array. SchedulerError: Slurm
-    does not answer.
+    Raises UnknownJobError: Slurm does not know it. RequestError: it does not run, is an array or is heterogeneous.
+    SchedulerError: Slurm does not answer.
     """
     slurm = connect(site.scheduler, site.slurm_conf, runner=runner)
     try:
@@ -426,9 +426,10 @@ def find_foreign(name: str, site: Site, *, runner: Runner = run) -> ForeignJob:
             f"no job {name} was submitted with hpcjobs, and Slurm does not know it: {error.message}"
         ) from error
     records = parse_scontrol(shown)
+    if records and "+" in records[0].job_id:  # srun reaches its components by --het-group alone
+        raise RequestError(f"job {name} is heterogeneous: its components cannot be sampled")
     if len(records) > 1:
-        what, part = ("heterogeneous", "components") if "+" in records[0].job_id else ("an array", "tasks")
-        raise RequestError(f"job {name} is {what}", hint=f"name one of its {part}: {records[0].job_id}")
+        raise RequestError(f"job {name} is an array", hint=f"name one of its tasks: {records[0].job_id}")
     if not records or records[0].state is not State.RUNNING or not records[0].node_list:
         states = ", ".join(record.state.value for record in records) or "unknown"
         raise RequestError(f"job {name} is {states}: it has no processes to sample")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from commandline import ok
@@ -223,3 +226,13 @@ def test_the_files_of_a_job_that_the_controller_forgot_are_those_of_its_script(
     )
     monkeypatch.setenv("PATH", f"{commands}:/usr/bin:/bin")
     assert "No module named 'x'" in ok("why", "1").out
+
+
+def test_why_of_a_job_that_waits_on_another_host_names_the_host(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ok("submit", "--site", "local", "-t", "1", "sleep", "60")
+    ok("submit", "--site", "local", "-t", "1", "--after-any", "L1", "true")
+    with monkeypatch.context() as other:
+        other.setattr(os, "uname", lambda: SimpleNamespace(nodename="login2"))
+        answer = ok("why", "L2").out
+    ok("cancel", "L2", "L1")
+    assert re.fullmatch(r"job L2 UNKNOWN \(on host .+\): `hpcjobs why` there knows\n", answer), answer

@@ -154,6 +154,10 @@ def test_a_job_that_was_submitted_by_other_means_is_sampled_by_its_id(here: Path
     ("shown", "code", "text"),
     [
         (f"echo '{SHOWN.format(state='COMPLETED', nodes='n7')}'", 5, "job 4711 is COMPLETED: it has no processes"),
+        (
+            f"echo '{SHOWN.format(state='RUNNING', nodes='n7')} HetJobId=4711 HetJobOffset=0'",
+            *(5, "job 4711 is heterogeneous: its components cannot be sampled"),
+        ),
         ("echo 'Invalid job id specified' >&2; exit 1", 6, "Slurm does not know it: scontrol refused"),
     ],
 )
