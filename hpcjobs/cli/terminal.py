@@ -58,8 +58,14 @@ def write_document(text: str) -> None:
 
 def exit_on_signals() -> None:
     """Let SIGTERM, and SIGHUP of a terminal that closes, end this command like Ctrl-C, so that its work is undone."""
+
+    def leave(number: int, frame: object) -> None:
+        for one in (signal.SIGTERM, signal.SIGHUP):  # a second one would end the undoing
+            signal.signal(one, signal.SIG_IGN)
+        sys.exit(128 + number)
+
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, frame: sys.exit(128 + number))
+        signal.signal(number, leave)
 
 
 class _JsonState:

@@ -23,6 +23,12 @@ GROUPS: Final = ("user", "account", "partition", "qos", "state", "name", "day", 
 _FAILED: Final = (
     *("FAILED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "LAUNCH_FAILED", "RECONFIG_FAIL"),
 )
+
+
+def _byte_seconds(column: str) -> pl.Expr:
+    return pl.col(column).cast(pl.Float64) * pl.col("elapsed_s")
+
+
 _CPU_SECONDS: Final = pl.col("cpus") * pl.col("elapsed_s")
 _WAITS: Final = pl.col("queue_wait_s").filter(pl.col("state") != "REVOKED")
 _COUNTS: Final = {
@@ -35,10 +41,9 @@ _SUMS: Final = {
     "cpu_asked_s": _CPU_SECONDS.filter(pl.col("cpu_s").is_not_null()),
     "cpu_alloc_s": _CPU_SECONDS,
     "gpu_alloc_s": pl.col("gpus") * pl.col("elapsed_s"),
-    "mem_used_byte_s": pl.col("mem_used_bytes").cast(pl.Float64) * pl.col("elapsed_s"),
-    "mem_asked_byte_s": (pl.col("mem_requested_bytes").cast(pl.Float64) * pl.col("elapsed_s")).filter(
-        pl.col("mem_used_bytes").is_not_null()
-    ),
+    # As in the efficiency of each job: of jobs for which both are known.
+    "mem_used_byte_s": _byte_seconds("mem_used_bytes").filter(pl.col("mem_requested_bytes") > 0),
+    "mem_asked_byte_s": _byte_seconds("mem_requested_bytes").filter(pl.col("mem_used_bytes").is_not_null()),
     "wait_s": _WAITS,
     "lost_s": pl.col("lost_s"),
     "energy_j": pl.col("energy_j"),

@@ -167,8 +167,8 @@ class GpuUsage(NamedTuple):
     energy_j: float | None
     nodes: int
     """Nodes with samples."""
-    sampled_s: float
-    """Seconds from the start of the monitor to its last sample, of the node with the fewest."""
+    metered_s: float
+    """Seconds for which the power is known, of the node with the fewest."""
 
 
 def read_gpu_usage(folder: Path) -> GpuUsage | None:
@@ -178,14 +178,13 @@ def read_gpu_usage(folder: Path) -> GpuUsage | None:
         return None
     busy = pl.concat([samples["gpu_percent"] for samples in nodes]).mean()
     memory = [peak for samples in nodes if isinstance(peak := samples["gpu_memory_bytes"].max(), float)]
-    ends = [end for samples in nodes if isinstance(end := samples["time_s"].max(), float)]
     joules = [_joules(samples) for samples in nodes]
     return GpuUsage(
         utilization=busy / 100 if isinstance(busy, float) else None,
         mem_bytes=round(sum(memory)) if memory else None,
         energy_j=None if any(energy is None for energy in joules) else sum(energy or 0.0 for energy in joules),
         nodes=len(nodes),
-        sampled_s=min(ends) if len(ends) == len(nodes) else 0.0,
+        metered_s=min(map(_metered_s, nodes)),
     )
 
 
@@ -242,10 +241,17 @@ def _samples(path: Path) -> pl.DataFrame:
     return samples.filter(pl.any_horizontal(pl.col(name).is_not_null() for name in list(_SCHEMA)[2:]))
 
 
+_PASSED_S: Final = pl.col("time_s").diff().fill_null(pl.col("time_s"))
+"""Power holds for the time since the sample before."""
+
+
 def _joules(samples: pl.DataFrame) -> float | None:
-    """Power holds for the time since the sample before."""
-    spent = samples.select((pl.col("gpu_power_w") * pl.col("time_s").diff().fill_null(pl.col("time_s"))).sum()).item()
+    spent = samples.select((pl.col("gpu_power_w") * _PASSED_S).sum()).item()
     return float(spent) if samples["gpu_power_w"].null_count() < len(samples) else None
+
+
+def _metered_s(samples: pl.DataFrame) -> float:
+    return float(samples.select(_PASSED_S.filter(pl.col("gpu_power_w").is_not_null()).sum()).item())
 
 
 _MEM_MARGIN, _TIME_MARGIN = 4 / 3, 1.5

@@ -72,8 +72,9 @@ def archive(entry: Entry, path: Path | None = None, *, connect: Connect = connec
         states = ", ".join(dict.fromkeys(record.state.value for record in known.records))
         raise RequestError(f"job {entry.job_id} is {states}: its files still change", hint="hpcjobs wait, then archive")
     target = path or Path(f"{file_name(entry.name)}_{entry.job_id}.tar")
+    exists = RequestError(f"{target} exists already", hint="--output names another file")
     if target.exists():
-        raise RequestError(f"{target} exists already", hint="--output names another file")
+        raise exists
     if run_dir.resolve() in target.absolute().resolve().parents:
         raise RequestError(f"{target} would lie in the run folder itself", hint="--output names another place")
     if (mode := _MODES.get(target.suffix)) is None:
@@ -87,7 +88,9 @@ def archive(entry: Entry, path: Path | None = None, *, connect: Connect = connec
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # as private as the run folder
         with os.fdopen(descriptor, "wb") as file:
             count = _write(file, run_dir, msgspec.json.format(msgspec.json.encode(about), indent=2), mode)
-        os.replace(partial, target)
+        os.link(partial, target)
+    except FileExistsError as error:  # made by another command meanwhile
+        raise exists from error
     except OSError as error:
         raise RequestError(f"{error.filename or target}: {reason_of(error)}: no archive was written") from error
     finally:

@@ -13,6 +13,7 @@ from hpcjobs.jobstats.sources import gather
 from hpcjobs.jobstats.usage import Advice, JobUsage, advise
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.record import MANIFEST
+from hpcjobs.run.job_files import own_ids
 from hpcjobs.run.select import is_known_configuration, select
 from hpcjobs.run.submission import plan_in
 from hpcjobs.scaling import study
@@ -68,7 +69,10 @@ def right_size(names: list[str], *, site: str | None = None) -> dict[str, RightS
             )
             continue
         for entry in select([name], site=site):
-            for row in gather(JobFilter(since=0, job_ids=(entry.job_id,)), site=entry.site).jobs.to_dicts():
+            ids = (entry.job_id,) if entry.task is None else tuple(own_ids(entry))
+            for row in gather(JobFilter(since=0, job_ids=ids), site=entry.site).jobs.to_dicts():
+                if entry.user not in (None, row["user"]) or row["run_dir"] not in (None, entry.run_dir):
+                    continue  # another job that had, or got, this id
                 advice = advise(JobUsage.from_row(row))
                 advice += advise_by_earlier_runs(Path(entry.run_dir))
                 options = [f"{one.option}={one.value}" for one in advice]

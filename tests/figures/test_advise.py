@@ -67,6 +67,18 @@ def test_cpus_per_task_are_of_all_tasks_that_ran_at_once(cluster: ScriptedCluste
     assert "16 CPUs per task, of which 2.0 were busy (12%): --cpus-per-task=3" in ok("report", "advise", job_id).out
 
 
+def test_a_task_and_a_job_whose_id_a_stranger_got_have_their_own_advice(cluster: ScriptedCluster) -> None:
+    Path("train.py").write_text("print('hello')\n", encoding="utf-8")
+    array = ok("submit", "--json", "--array", "0-1", "train.py").json["job_id"]
+    tasks = [accounted(f"{array}_{n}", nodes=1, lasted=3600, State="TIMEOUT") for n in range(2)]
+    mine = ok("submit", "--json", "train.py").json["job_id"]
+    theirs = accounted(mine, nodes=1, lasted=3600, State="OUT_OF_MEMORY", User="bob")
+    cluster.account([*tasks, accounted(mine, nodes=1, lasted=3600, State="TIMEOUT"), theirs])
+    assert list(re.findall(r"^\S+:", ok("report", "advise", f"{array}_1").out, re.MULTILINE)) == [f"{array}_1:"]
+    out = ok("report", "advise", mine).out
+    assert ("--time=" in out, "--mem=" in out) == (True, False), out
+
+
 @pytest.mark.parametrize(
     ("state", "advice"), [("TIMEOUT", "--time=1-06:00:00"), ("OUT_OF_MEMORY", "--mem=128G")], ids=["time", "memory"]
 )

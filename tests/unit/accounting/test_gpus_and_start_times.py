@@ -62,6 +62,11 @@ def test_the_energy_of_a_run_that_was_sampled_in_part_stays_modelled(here: Path)
     assert (read_row(here, nodes=1)["gpu_mem_bytes"], read_row(here)["gpu_mem_bytes"]) == (1 << 30, None)
 
 
+def test_the_energy_of_a_run_whose_gpus_stopped_telling_their_power_stays_modelled(here: Path) -> None:
+    monitored(here, 0, busy(90), *(busy(90, watts=None) for _ in range(9)))
+    assert read_row(here, nodes=1, elapsed_s=10)["energy_source"] == "modelled"
+
+
 def test_a_measured_energy_and_that_of_several_attempts_stay(here: Path) -> None:
     monitored(here, 0, busy(90), busy(90))
     for values in ({"energy_source": "measured"}, {"attempts": 2}):

@@ -86,6 +86,16 @@ def test_a_report_that_begins_before_what_is_kept_knows_which_attempts_were_put_
     assert [(one["jobs"], one["failed"]) for one in late] == [(1, 0)]
 
 
+def test_a_job_whose_request_of_memory_is_unknown_adds_nothing_to_the_memory_efficiency(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = row(JobID=1, JobIDRaw=1, **times(NOON))
+    unknown = row(JobID=2, JobIDRaw=2, ReqMem="0", ReqTRES="cpu=8", AllocTRES="cpu=8", **times(NOON))
+    cluster = Clusters(monkeypatch, [known, step(known), unknown, step(unknown)])
+    _, (one,) = cluster.total("user", since=NOON)
+    assert one["mem_efficiency"] == 0.25
+
+
 @pytest.mark.parametrize("earlier_first", [True, False])
 def test_two_reports_that_begin_on_one_day_have_the_jobs_of_their_own_times(
     here: Path, monkeypatch: pytest.MonkeyPatch, earlier_first: bool

@@ -9,6 +9,7 @@ import subprocess
 import tarfile
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ from commandline import ok, start, within
 from scripted_slurm import answer
 from waiting import eventually
 
-from hpcjobs.run import index
+from hpcjobs.run import archive, index
 from hpcjobs.run.index import Entry
 from hpcjobs.scheduler.base import JobRecord, State
 
@@ -281,6 +282,22 @@ def test_an_archive_is_whole_or_not_there(here_with_slurm: Path) -> None:
     assert "exists already" in within("archive", "1", "--output", "x.tar.gz").err
     assert sorted(path.name for path in here_with_slurm.iterdir()) == ["runs", "x.tar.gz"]
     assert running.exists()
+
+
+def test_an_archive_of_another_command_that_has_come_meanwhile_stays(
+    here_with_slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job(here_with_slurm, "1", days=2)
+    write = archive._write
+
+    def write_beside_another(*arguments: Any) -> int:
+        Path("x.tar").write_text("of another job")
+        return write(*arguments)
+
+    monkeypatch.setattr(archive, "_write", write_beside_another)
+    assert "exists already" in within("archive", "1", "--output", "x.tar").err
+    assert Path("x.tar").read_text() == "of another job"
+    assert sorted(path.name for path in here_with_slurm.iterdir()) == ["runs", "x.tar"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcjobs.scheduler.base import describe_exit, signal_of
+from hpcjobs.scheduler.base import JobRecord, State, describe_exit, signal_of
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,11 @@ def test_a_signal_is_named_whether_slurm_or_a_shell_reports_it(
     exit_code: int | None, signal: int | None, text: str
 ) -> None:
     assert describe_exit(exit_code, signal) == text
+
+
+def test_the_signal_that_ends_a_cancelled_job_has_no_other_cause() -> None:
+    record = JobRecord("1", State.CANCELLED, "sacct", exit_code=0, signal=9)
+    assert record.ending == ["killed by signal 9 (SIGKILL)"]
 
 
 def test_an_exit_code_below_128_is_no_signal() -> None:
