@@ -393,7 +393,7 @@ def _accounted_job(row: TableRow) -> JobRecord:
 def _submitted_script(line: str) -> str | None:
     """The script of an sbatch command line, without quotes; None if options may be a part of it."""
     match = _SUBMITTED_SCRIPT.fullmatch(line)
-    return None if match is None else match[1]
+    return None if match is None or " -" in match[1] else match[1]  # `-D / -o x`: a path behind a short option
 
 
 def accounted_reason(row: TableRow) -> str | None:

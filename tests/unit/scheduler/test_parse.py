@@ -91,6 +91,7 @@ def test_why_a_job_once_waited_is_no_reason_for_its_end(state: str, started: str
         ("sbatch -p gpu /r/job.sh", None),
         ("sbatch job.sh", None),
         ("sbatch --wrap echo\n3 lines", None),
+        ("sbatch --parsable -D / -o /dev/null --wrap sleep 25", None),
         ("", None),
     ],
 )
