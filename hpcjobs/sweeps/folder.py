@@ -313,8 +313,9 @@ def find_folder(name: str) -> SweepFolder:
 
 
 def open_folder(path: Path) -> SweepFolder:
-    """The sweep's folder; foreign if it has a sweep that the user has not submitted."""
-    return SweepFolder(path, foreign=os.path.lexists(path / "sweep.json") and not _is_own(path))
+    """The sweep's folder; foreign if it has a sweep, or parts of one, that the user has not submitted."""
+    exists = any(os.path.lexists(path / name) for name in ("sweep.json", "cells", "chunks"))
+    return SweepFolder(path, foreign=exists and not _is_own(path))
 
 
 def _is_own(path: Path) -> bool:

@@ -117,6 +117,9 @@ def test_a_sweep_of_the_same_name_is_not_put_into_a_foreign_folder(foreign: Path
     answer = within(*again, "--name", "s", "true")
     assert (answer.code, slurm.queue()) == (RequestError.exit_code, before), answer
     assert "another --name" in answer.err
+    (foreign / "sweep.json").unlink()
+    refused = within(*again, "--name", "s", "true")
+    assert (refused.code, slurm.queue()) == (RequestError.exit_code, before), "its chunks would be submitted"
     ok(*again, "--name", "mine", "true")
     ok("sweep", "cancel", "mine")
     (foreign.parent / "link").symlink_to(foreign.parent / "sweep-mine")
