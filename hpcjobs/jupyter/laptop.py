@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 import webbrowser
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from html import escape
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
@@ -22,10 +22,10 @@ from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.files import write_beside
 from hpcjobs.node.session.files import Connection, Tunnel, is_destination, page
 from hpcjobs.ports import find_free_port, is_free
+from hpcjobs.processes import programs
 from hpcjobs.processes import start as starting
 from hpcjobs.processes.programs import run_in_terminal
-from hpcjobs.processes.start import run
-from hpcjobs.remote.connection import KEEP_ALIVE, LOST, NoConnectionError
+from hpcjobs.remote.connection import KEEP_ALIVE, LOST, NoConnectionError, read_answer
 from hpcjobs.remote.laptop import Laptop
 from hpcjobs.site.models import Site
 
@@ -64,17 +64,21 @@ class Remote:
         return self.ask(arguments, given=given)
 
     def _ask(self, command: Sequence[str], given: str | None) -> dict[str, Any]:
-        result = run(command, given=given or "", show_errors=True)
-        if result.code == LOST:
+        with programs.start(command, stdin=PIPE, stdout=PIPE) as process:
+            assert process.stdin is not None
+            with suppress(BrokenPipeError), process.stdin as pipe:  # a token, short enough for any pipe
+                pipe.write((given or "").encode())
+            out, *_ = read_answer(process, self.login)
+        if process.returncode == LOST:
             raise NoConnectionError(f"{self.login} cannot be reached by ssh", hint=self._hint())
-        if result.code != 0:
+        if process.returncode != 0:
             raise HpcJobsError(
-                f"{shlex.join(command)}: exit code {result.code}",
+                f"{shlex.join(command)}: exit code {process.returncode}",
                 hint="jupyter.hpcjobs of the site file says how hpcjobs is called there"
-                if result.code == 127
+                if process.returncode == 127
                 else None,
             )
-        return find_json(result.out)
+        return find_json(out.decode("utf-8", "surrogateescape"))
 
     def _hint(self) -> str:
         return (

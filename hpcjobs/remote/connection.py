@@ -118,7 +118,8 @@ class LoginConnection:
             file.write(given or b"")
             file.seek(0)
             with programs.start(self.command(script), stdin=file, stdout=PIPE, stderr=PIPE) as process:
-                out, err = (data.decode("utf-8", "surrogateescape") for data in self._read_answer(process))
+                answer = read_answer(process, self.destination)
+        out, err = (data.decode("utf-8", "surrogateescape") for data in answer)
         result = Result(process.returncode, out, err)
         if self.is_lost(result.code):
             raise NoConnectionError(f"the connection to {self.destination} is lost: {last_lines(result.err)}")
@@ -155,7 +156,7 @@ class LoginConnection:
             file.seek(0)
             argv = ["rsync", "-e", shlex.join(ssh), *arguments]
             with programs.start(argv, stdin=file, stdout=PIPE, stderr=PIPE) as process:
-                _, err = self._read_answer(process)
+                _, err = read_answer(process, self.destination)
         if process.returncode == 0:
             return
         message = last_lines(err.decode("utf-8", "backslashreplace"))
@@ -166,20 +167,27 @@ class LoginConnection:
             hint="rsync must be installed there too" if "rsync: command not found" in message else None,
         )
 
-    def _read_answer(self, process: Popen[bytes]) -> list[bytes]:
-        """Output and errors of ``process``, to their end. Raises HpcJobsError: too long; the process is killed."""
-        assert process.stdout is not None
-        assert process.stderr is not None
-        with ThreadPoolExecutor(2) as pool:  # both at once: a full pipe stops the program there
-            answer = list(pool.map(partial(_read_some, process), (process.stdout, process.stderr)))
-        if any(len(part) > _LONGEST_ANSWER for part in answer):
-            raise HpcJobsError(f"{self.destination} answered with more than {human_bytes(_LONGEST_ANSWER)}: not read")
-        return answer
-
     def path_there(self, path: str) -> str:
         """``path`` in the notation of rsync, unquoted: option ``-s`` keeps the shell there from expanding it."""
         host = self.login.host if self.login.user is None else f"{self.login.user}@{self.login.host}"
         return f"{host}:{path}"
+
+
+def read_answer(process: Popen[bytes], destination: str) -> list[bytes]:
+    """What ``process`` prints into its pipes, output first, to the end; it is ended when this process is interrupted.
+
+    Raises HpcJobsError: ``destination`` answers with too much; the process is killed.
+    """
+    streams = [stream for stream in (process.stdout, process.stderr) if stream is not None]
+    with ThreadPoolExecutor(len(streams)) as pool:  # all at once: a full pipe stops the program there
+        try:
+            answer = list(pool.map(partial(_read_some, process), streams))
+        except BaseException:
+            process.terminate()
+            raise
+    if any(len(part) > _LONGEST_ANSWER for part in answer):
+        raise HpcJobsError(f"{destination} answered with more than {human_bytes(_LONGEST_ANSWER)}: not read")
+    return answer
 
 
 def last_lines(text: str) -> str:

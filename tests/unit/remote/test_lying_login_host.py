@@ -117,11 +117,14 @@ def test_what_is_fetched_has_neither_links_nor_execute_bits_nor_a_repository(
         assert stat.S_IMODE(path.lstat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
-@pytest.mark.parametrize("stream", ["1", "2"])
+@pytest.mark.parametrize(
+    ("verb", "stream"),
+    [(("report", "jobs"), "1"), (("report", "jobs"), "2"), (("fetch", "1"), "1"), (("jupyter", "open"), "1")],
+)
 def test_an_answer_without_end_is_not_held_in_memory(
-    host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: str
+    host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: tuple[str, ...], stream: str
 ) -> None:
     monkeypatch.setattr("hpcjobs.remote.connection._LONGEST_ANSWER", 1 << 20)
     answer(tmp_path / "commands", "cat", f"while echo no end of it; do :; done >&{stream}")
-    refused = within("--remote", "you@far", "report", "jobs")
+    refused = within("--remote", "you@far", *verb)
     assert (refused.code, "you@far answered with more than 1M: not read" in refused.err) == (3, True), refused
