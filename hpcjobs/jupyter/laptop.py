@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import shlex
 import signal
 import time
@@ -141,7 +142,7 @@ def _is_to_node(way: Tunnel) -> bool:
 def find_json(output: str) -> dict[str, Any]:
     """The JSON object in ``output``: a login node's profile may print lines before and after it.
 
-    Raises HpcJobsError: no JSON object in it.
+    Raises HpcJobsError: no JSON object in it, or one with text that can be no argument or path.
     """
     decoder = json.JSONDecoder()
     starts = [0, *(position + 1 for position, letter in enumerate(output) if letter == "\n")]
@@ -152,11 +153,33 @@ def find_json(output: str) -> dict[str, Any]:
             except (ValueError, RecursionError):
                 continue
             if isinstance(value, dict):
+                _require_usable(value)
                 return value
     raise HpcJobsError(
         f"no answer of hpcjobs in what the login node printed: {output.strip()[-300:]!r}",
         hint="is it the same version there? `hpcjobs jupyter list` on the login node shows what was submitted",
     )
+
+
+_UNUSABLE = re.compile("[\0\ud800-\udfff]")
+"""A NUL, and half a character: no argument of a program holds them, and hpcjobs writes none into an answer."""
+
+
+def _require_usable(answer: dict[str, Any]) -> None:
+    """Refuse such text anywhere in an answer. Raises HpcJobsError: quotes it."""
+    left: list[Any] = [answer]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            left += (*value, *value.values())
+        elif isinstance(value, list):
+            left += value
+        elif isinstance(value, str) and (found := _UNUSABLE.search(value)):
+            shown = value[max(0, found.start() - _SHOWN) : found.end()]
+            raise HpcJobsError(
+                f"the answer of the login host has a NUL or half a character in {shown!r}: not used",
+                hint="is hpcjobs of the same version there?",
+            )
 
 
 def read_word(answer: Mapping[str, Any], *keys: str) -> str:

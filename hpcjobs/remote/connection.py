@@ -168,7 +168,12 @@ class LoginConnection:
         )
 
     def path_there(self, path: str) -> str:
-        """``path`` in the notation of rsync, unquoted: option ``-s`` keeps the shell there from expanding it."""
+        """``path`` in the notation of rsync, unquoted: option ``-s`` keeps the shell there from expanding it.
+
+        Raises HpcJobsError: no path; a login host may send anything.
+        """
+        if "\0" in path:
+            raise HpcJobsError(f"{self.destination} names a file {path[:_LONGEST_LINE]!r}, which is no path")
         host = self.login.host if self.login.user is None else f"{self.login.user}@{self.login.host}"
         return f"{host}:{path}"
 

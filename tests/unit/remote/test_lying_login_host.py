@@ -85,8 +85,11 @@ def test_fetch_refuses_a_run_folder_whose_name_leads_elsewhere(
     "answer",
     ["{}", "[]", '{"entry": null}', '{"entry": [1]}', '{"entry": {"run_dir": 5}}',
      '{"entry": {"run_dir": "/a\\u0000"}}',
+     '{"entry": {"run_dir": "/a/\\ud800"}, "job_id": "1\\ud800", "site": "far"}',
+     '{"entry": {"run_dir": "/a/\\ud800"}, "job_id": "1\\u0000", "site": "far"}',
+     '{"entry": {"run_dir": "/a/\\udcff"}, "job_id": "1", "site": "far", "connection": {"token": "\\udcff"}}',
      '{"a":' * 20_000 + "1" + "}" * 20_000, '{"n": ' + "9" * 9000 + "}"],
-    ids=["empty", "list", "null", "entry", "number", "nul", "deep", "digits"],
+    ids=["empty", "list", "null", "entry", "number", "nul", "half", "id", "token", "deep", "digits"],
 )  # fmt: skip
 @pytest.mark.parametrize("verb", [("fetch", "1"), ("jupyter", "open")])
 def test_an_answer_of_wrong_types_is_an_error_with_a_message(
@@ -128,3 +131,9 @@ def test_an_answer_without_end_is_not_held_in_memory(
     answer(tmp_path / "commands", "cat", f"while echo no end of it; do :; done >&{stream}")
     refused = within("--remote", "you@far", *verb)
     assert (refused.code, "you@far answered with more than 1M: not read" in refused.err) == (3, True), refused
+
+
+def test_a_path_with_a_nul_is_an_error_with_a_message(host: Path, tmp_path: Path) -> None:
+    (tmp_path / "outputs").write_text("/x\0y/page\n")
+    refused = within("--remote", "you@far", "report", "jobs")
+    assert (refused.code, "which is no path" in refused.err) == (3, True), refused
