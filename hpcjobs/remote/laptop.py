@@ -12,6 +12,7 @@ import secrets
 import shlex
 import tarfile
 import time
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -24,12 +25,14 @@ from hpcjobs.errors import CommandMissingError, HpcJobsError, RequestError
 from hpcjobs.files import AppendStore, make_folder, state_dir, write_beside
 from hpcjobs.packing import build_wheel, digest_package
 from hpcjobs.remote.connection import OUTPUTS, LoginConnection, NoConnectionError, last_lines
+from hpcjobs.run import index
 from hpcjobs.run.folder import LARGEST, ask_git, code_files
 from hpcjobs.run.submission import VARIABLE
 from hpcjobs.site.models import Login
 from hpcjobs.site.search import site_files
 from hpcjobs.site.trust import list_untrusted, refusal
 from hpcjobs.site.yaml_file import read_chain
+from hpcjobs.sweeps.folder import list_sweeps
 from hpcjobs.units import human_bytes
 
 _MARK = "hpcjobs-laptop:"
@@ -407,6 +410,28 @@ def choose_place(root: Path, name: str | PurePosixPath) -> Path:
     return place
 
 
+def _require_no_own(place: Path) -> None:
+    """Refuse a place whose files would be taken for those of a job or sweep that this user has submitted here.
+
+    Raises HpcJobsError: it is, lies in, or lies above such a folder.
+    """
+    wanted = _folded(place)
+    for own in (*(entry.run_dir for entry in index.entries()), *(sweep.path for sweep in list_sweeps())):
+        folder = _folded(own)
+        if wanted.is_relative_to(folder) or folder.is_relative_to(wanted):
+            raise HpcJobsError(
+                f"{place} is no place for files of a login host: {own} is the folder of a job or sweep that you have"
+                " submitted on this machine, and its files decide what runs as you: not fetched",
+                hint="`fetch JOB --to FOLDER` copies to a folder with none of your jobs; other commands copy below the"
+                " current one",
+            )
+
+
+def _folded(path: str | Path) -> PurePosixPath:
+    """``path`` without links; the same one for names that the file system of a laptop may take for one."""
+    return PurePosixPath(unicodedata.normalize("NFC", os.path.realpath(path).casefold()))
+
+
 class Laptop:
     """This machine, connected to a login host."""
 
@@ -519,8 +544,9 @@ class Laptop:
     def fetch(self, path: str, local: Path, *, without: Iterable[str] = ()) -> None:
         """Copy a file or folder of the login host to ``local``, without links and execute bits.
 
-        Raises HpcJobsError: it cannot be read there, or written here.
+        Raises HpcJobsError: it cannot be read there, or written here, or would lie among the user's own jobs.
         """
+        _require_no_own(local)
         local.parent.mkdir(parents=True, exist_ok=True)
         test = self.connection.run(f"[ -d {shlex.quote(path)} ]")
         end = "/" if test.code == 0 else ""

@@ -73,7 +73,7 @@ ALLOWED = {
     "top": GROUND | {"site", "job", "scheduler", "run", "diagnosis", "hpcjobs"},
     "discovery": GROUND | {"site", "job", "scheduler", "run", "runtime", "hpcjobs"},
     "sandbox": GROUND | {"site", "runtime", "hpcjobs"},
-    "remote": GROUND | {"site", "run", "hpcjobs"},
+    "remote": GROUND | {"site", "run", "sweeps", "hpcjobs"},
     "cloud": GROUND | {"site", "sandbox", "hpcjobs"},
     "cli": GROUND
     | {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 import pytest
 from commandline import within
 from scripted_slurm import answer
+
+from hpcjobs.run import index
+from hpcjobs.sweeps.folder import SweepFolder, remember
 
 RUN_DIR = "/home/you/runs/train-1"
 
@@ -131,6 +135,62 @@ def test_an_answer_without_end_is_not_held_in_memory(
     answer(tmp_path / "commands", "cat", f"while echo no end of it; do :; done >&{stream}")
     refused = within("--remote", "you@far", *verb)
     assert (refused.code, "you@far answered with more than 1M: not read" in refused.err) == (3, True), refused
+
+
+@pytest.fixture
+def own_folders(host: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run and a sweep of the laptop's own; a login host with a run folder of any name."""
+    index.add(index.Entry("1", "mine", "local", "local", str(here / "runs" / "mine-1"), 1.0))
+    remember("sw", SweepFolder(here / "runs" / "sweep-sw"))
+    for name in ("mine-1", "sweep-sw", "other", "Sweep-SW"):
+        write(host / "theirs" / name / "sweep.json")
+        write(host / "theirs" / name / "chunks" / "0001" / "shell" / "job.bash")
+    write(host / "code" / "sweep-sw")
+    monkeypatch.setattr("hpcjobs.remote.connection.LoginConnection.path_there", lambda _, path: f"{host}{path}")
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["there", "removed"])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("sweep-sw", ()), ("mine-1", ()), ("Sweep-SW", ()),
+        ("other", ("--to", "runs/sweep-sw")), ("other", ("--to", "runs/mine-1/logs")), ("other", ("--to", ".")),
+        ("other", ("sweep.json", "--to", "runs/sweep-sw")), ("other", ("--to", "by-link/sweep-sw")),
+    ],
+)  # fmt: skip
+def test_nothing_is_fetched_into_a_folder_of_the_users_own_jobs(
+    own_folders: None, here: Path, tmp_path: Path, name: str, words: tuple[str, ...], *, is_there: bool
+) -> None:
+    """The sweep's next `resume`, or its waiting tasks, would run what the login host sent."""
+    if is_there:
+        (here / "runs" / "sweep-sw").mkdir(parents=True)
+    (here / "by-link").symlink_to("runs")
+    (tmp_path / "shown").write_text(json.dumps({"entry": {"run_dir": f"/theirs/{name}"}}))
+    job, *to = ("1", *words)
+    refused = within("--remote", "you@far", "fetch", job, *to)
+    assert (refused.code, "have submitted on this machine" in refused.err) == (3, True), refused
+    assert "--to FOLDER" in refused.err
+    assert [path for path in here.rglob("*") if path.is_file()] == []
+
+
+def test_an_output_is_not_put_into_a_sweep_of_the_users_own(own_folders: None, here: Path, tmp_path: Path) -> None:
+    remember("sw", SweepFolder(here / "results" / "sweep-sw"))
+    (tmp_path / "outputs").write_text("/code/sweep-sw\n")
+    refused = within("--remote", "you@far", "report", "jobs")
+    assert (refused.code, "not fetched" in refused.err) == (3, True), refused
+    assert [path for path in here.rglob("*") if path.is_file()] == []
+
+
+def test_a_second_fetch_of_a_job_brings_what_is_new_into_the_same_folder(
+    own_folders: None, host: Path, here: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "shown").write_text(json.dumps({"entry": {"run_dir": "/theirs/other"}}))
+    for words in ((), ("--to", "elsewhere")):
+        assert within("--remote", "you@far", "fetch", "1", *words).code == 0
+        write(host / "theirs" / "other" / f"new{len(words)}")
+        assert within("--remote", "you@far", "fetch", "1", *words).code == 0
+    assert (here / "runs" / "other" / "new0").exists()
+    assert (here / "elsewhere" / "new2").exists()
 
 
 def test_a_path_with_a_nul_is_an_error_with_a_message(host: Path, tmp_path: Path) -> None:
