@@ -11,6 +11,7 @@ import pytest
 from commandline import within
 from scripted_slurm import answer
 
+from hpcjobs.files import config_dir
 from hpcjobs.run import index
 from hpcjobs.sweeps.folder import SweepFolder, remember
 
@@ -36,7 +37,7 @@ case "$script" in
 *'hpcjobs-laptop:'*) printf 'hpcjobs-laptop:%s\\n' /data /code yes yes ;;
 *'cat -- '*) cat {tmp_path}/outputs ;;
 *'[ -d '*) path=${{script#*-d }}; [ -d "{disk}${{path%% ]*}}" ] ;;
-*show*|*jupyter*) cat {tmp_path}/shown ;;
+*show*|*jupyter*) printf %s "$script" >{tmp_path}/asked; cat {tmp_path}/shown ;;
 esac""")  # fmt: skip
     monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
     return disk
@@ -197,3 +198,14 @@ def test_a_path_with_a_nul_is_an_error_with_a_message(host: Path, tmp_path: Path
     (tmp_path / "outputs").write_text("/x\0y/page\n")
     refused = within("--remote", "you@far", "report", "jobs")
     assert (refused.code, "which is no path" in refused.err) == (3, True), refused
+
+
+@pytest.mark.parametrize("site", ["far", "./far.yaml"])
+def test_fetch_asks_for_a_job_of_the_site_that_was_named(host: Path, here: Path, tmp_path: Path, site: str) -> None:
+    partitions = {"compute": {"nodes": 2, "node": {"cpus": 4}}}
+    (config_dir() / "site_configs").mkdir(parents=True)
+    for path in (config_dir() / "site_configs" / "far.yaml", here / "far.yaml"):
+        path.write_text(json.dumps({"partitions": partitions, "login": "you@far"}))
+    (tmp_path / "shown").write_text("{}")
+    within("--remote", "you@far", "fetch", "4711", "--site", site)
+    assert "show 4711 --site far --json" in (tmp_path / "asked").read_text()
