@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -183,10 +184,10 @@ def wait_for_sweep(sweep: Sweep) -> int:
         try:
             counts = sweep.wait(progress=show, report=note)
         except KeyboardInterrupt:
-            name = sweep.definition.name
+            name, quoted = sweep.definition.name, shlex.quote(sweep.definition.name)
             note(
-                f"stopped waiting; sweep {name} continues: `hpcjobs sweep status {name}` shows it, "
-                f"`hpcjobs sweep cancel {name}` cancels"
+                f"stopped waiting; sweep {name} continues: `hpcjobs sweep status {quoted}` shows it, "
+                f"`hpcjobs sweep cancel {quoted}` cancels"
             )
             raise
     return 0 if set(+counts) <= {"COMPLETED"} else 1

@@ -61,7 +61,7 @@ def sandbox_up(
     if like is not None and like.endswith(".conf"):
         print('next: eval "$(hpcjobs sandbox env)", then hpcjobs sites init')
         return
-    print(f"next: hpcjobs submit --site {built.site} ...")
+    print(f"next: hpcjobs submit --site {shlex.quote(built.site)} ...")
     print('or, for sbatch, srun and sinfo: eval "$(hpcjobs sandbox env)"')
 
 

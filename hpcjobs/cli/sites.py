@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time as clock
 from collections.abc import Iterator, Mapping, Sequence
@@ -163,7 +164,8 @@ def init(
     partitions = format_count(len(draft.partitions), "partition")
     questions = format_count(len(draft.questions), "open question")
     print(f"wrote {path}: {partitions}, {questions} at its end")
-    print(f"next: hpcjobs submit --site {path if file is not None else draft.name} --dry-run hostname")
+    named = shlex.quote(str(path)) if file is not None else draft.name
+    print(f"next: hpcjobs submit --site {named} --dry-run hostname")
     if draft.omissions:
         note("left out: " + "; ".join(f"{o.partition} ({o.reason})" for o in draft.omissions))
 

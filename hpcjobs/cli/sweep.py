@@ -160,7 +160,7 @@ def _report(sweep: Sweep, outcome: Outcome, *, as_json: bool = False) -> None:
     ):
         if count:
             print(f"  {count} {text}")
-    print(f"folder {sweep.path}\nnext: hpcjobs sweep status {name}", flush=True)
+    print(f"folder {sweep.path}\nnext: hpcjobs sweep status {shlex.quote(name)}", flush=True)
 
 
 @sweep_app.command()
@@ -186,7 +186,7 @@ def status(name: Name, as_json: Json = False) -> None:
         table = collect_results(sweep.folder, bad[:20])
         _print_rows([*table.params, "state", "exit_code", "job_id", "log"], table.rows)
         if not sweep.folder.foreign:
-            print(f"{len(bad)} to run again: hpcjobs sweep resume {sweep.definition.name}")
+            print(f"{len(bad)} to run again: hpcjobs sweep resume {shlex.quote(sweep.definition.name)}")
 
 
 @sweep_app.command()

@@ -182,7 +182,8 @@ def find(name: str, site: Site, *, source: str) -> Image:
     if name not in images:
         raise RequestError(
             f"container {name!r} ({source}) is no image of site {site.name} ({site.path}), nor in {folder_of(site)}",
-            hint=f"hpcjobs container build {name} --site {site.name} builds one from a recipe; {nearest(name, images)}",
+            hint=f"hpcjobs container build {shlex.quote(name)} --site {shlex.quote(site.name)}"
+            f" builds one from a recipe; {nearest(name, images)}",
         )
     return _at(name, images[name], site.containers)
 
@@ -229,7 +230,7 @@ def _at(name: str, path: str, containers: Containers) -> Image:
         return Image(name, path, fingerprint(file), manifest.facts if manifest else None)
     except FileNotFoundError as error:
         raise ConfigError(
-            f"container {name}: there is no file {path}", hint=f"hpcjobs container build {name}"
+            f"container {name}: there is no file {path}", hint=f"hpcjobs container build {shlex.quote(name)}"
         ) from error
     except OSError as error:
         raise ConfigError(f"container {name}: {path} cannot be read: {error.strerror}") from error

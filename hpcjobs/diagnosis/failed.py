@@ -114,6 +114,8 @@ TRAINER_EXIT_CODES: dict[int, EndCause] = {
 }  # fmt: skip
 """By exit code of the bundled trainers (docs/trainers.md)."""
 
+_ADVICE = frozenset({"install", "other_python"})
+"""Placeholders that stand for whole sentences or commands; all others are words of a command."""
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 # Modules with another name than their package.
 _PACKAGES = {
@@ -131,14 +133,14 @@ def values_of(facts: JobFacts, *, rank: int | None, host: str | None) -> dict[st
         "host": host,
         "nodes": ",".join(facts.nodes) or None,
         "rank": None if rank is None else str(rank),
-        "run_dir": None if facts.run_dir is None else shlex.quote(facts.run_dir),
+        "run_dir": facts.run_dir,
         "requested_memory": f", {human_bytes(memory)} per node" if memory else None,
         "more_memory": f"{-(-memory * 2 >> 20)}M" if memory else "TWICE_AS_MUCH",
         "time_limit": f" of {human_duration(limit)}" if limit else None,
         "more_time": slurm_time(int(limit * 2)) if limit else "LONGER",
         "failed_node": f": {', '.join(facts.failed_nodes)}" if facts.failed_nodes else (f": {host}" if host else None),
         "canceller": f" by {facts.cancelled_by}" if facts.cancelled_by else None,
-        "python": shlex.quote(facts.python or "python"),
+        "python": facts.python or "python",
         "image": facts.image,
         "other_python": OTHER_ENVIRONMENTS + ("; or --container IMAGE" if facts.by_hpcjobs else ""),
     }
@@ -163,7 +165,7 @@ def _installation(package: str, values: Mapping[str, str]) -> str:
     python = values["python"]
     if find_private_installer(python) is not None:
         return f"the job ran with {python}, the environment of hpcjobs itself: name your own with {package} for jobs"
-    return f"{python} -m pip install {package}  # the Python of the job"
+    return f"{shlex.join([python, '-m', 'pip', 'install', package])}  # the Python of the job"
 
 
 def fill_text(text: str, values: Mapping[str, str]) -> str:
@@ -202,7 +204,9 @@ def fill_fix(fix: str, values: Mapping[str, str], *, by_hpcjobs: bool) -> str:
 def _value(name: str, values: Mapping[str, str], by_hpcjobs: bool) -> str:
     if name == "again":
         return f"hpcjobs rerun {values.get('job', 'JOB')}" if by_hpcjobs else "sbatch"
-    return values.get(name, name.upper())
+    if name not in values:
+        return name.upper()
+    return values[name] if name in _ADVICE else shlex.quote(values[name])  # of a log: anybody's text
 
 
 def _for_sbatch(command: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -178,8 +179,8 @@ def check_batch(spec: JobSpec, sources: Mapping[str, str], site: Site) -> None:
     if not site.kind.takes_sbatch_options:
         raise DoesNotFitError(
             f"batch script: site {site.name} ({site.path}) has no Slurm to run it",
-            hint=f"--site names a cluster; `hpcjobs submit --site {site.name} bash SCRIPT` runs the script here,"
-            " without its #SBATCH lines",
+            hint=f"--site names a cluster; `hpcjobs submit --site {shlex.quote(site.name)} bash SCRIPT` runs the script"
+            " here, without its #SBATCH lines",
         )
     for field in _NOT_WITH_SCRIPT:
         if getattr(spec, field):

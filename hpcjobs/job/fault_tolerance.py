@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -238,7 +239,9 @@ def _webhook(value: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"--notify webhook: {path}: {reason_of(error)}") from error
     if mode & 0o077:
-        raise RequestError(f"--notify webhook: {path} can be read by others", hint=f"chmod 600 {path}")
+        raise RequestError(
+            f"--notify webhook: {path} can be read by others", hint=f"chmod 600 {shlex.quote(str(path))}"
+        )
     _check_address(address, str(path))
     return f"file:{path}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -58,7 +59,9 @@ def read_batch_script(path: Path) -> BatchScript:
     """
     text = _read_header(path)
     if "\r\n" in text:
-        raise RequestError(f"{path} has the line ends of DOS, which sbatch refuses", hint=f"sed -i 's/\\r$//' {path}")
+        raise RequestError(
+            f"{path} has the line ends of DOS, which sbatch refuses", hint=f"sed -i 's/\\r$//' {shlex.quote(str(path))}"
+        )
     if "\0" in text:
         raise RequestError(f"{path} has a NUL character, which sbatch refuses")
     if not text.startswith("#!"):

@@ -271,7 +271,8 @@ def check(job: Job, kind: str) -> None:
     requirements = " ".join(f"'{name}>={LEAST[name]}'" if name in LEAST else name for name in PACKAGES[kind])
     raise RequestError(
         f"{python}, which site {job.site} ({job.site_file}) would run the session with, has {lacking}",
-        hint=f"{python} -m pip install {requirements}, or name another in the site file (jupyter.python)",
+        hint=f"{shlex.quote(str(python))} -m pip install {requirements},"
+        " or name another in the site file (jupyter.python)",
     )
 
 

@@ -206,6 +206,8 @@ def _by_folder(folder: Path) -> Entry:
         check_array(entry.array or "0")
     except ValueError as error:
         raise UnknownJobError(f"{folder / SUBMITTED} cannot be used: {error}") from error
+    if not _ID.match(entry.job_id):
+        raise UnknownJobError(f"{folder / SUBMITTED} cannot be used: {entry.job_id!r} is no id of a job")
     # A copy, or anybody's: it is about this folder, and about a job of whoever owns it.
     owner = folder.stat().st_uid
     user = entry.user if owner == os.getuid() else name_of(owner)

@@ -6,6 +6,7 @@ Pure: the machine is not examined.
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -159,7 +160,7 @@ def _check(shape: Shape, site: Site) -> None:
     if not site.kind.has_nodes:
         raise RequestError(
             f"site {site.name} has no Slurm, there is nothing to rehearse",
-            hint=f"hpcjobs submit --site {site.name} runs on this machine as it is",
+            hint=f"hpcjobs submit --site {shlex.quote(site.name)} runs on this machine as it is",
         )
     if shape.like is not None and (shape.cpus_per_node is not None or shape.gpus_per_node is not None):
         raise RequestError(

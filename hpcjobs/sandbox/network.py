@@ -14,6 +14,7 @@ import contextlib
 import errno
 import os
 import secrets
+import shlex
 import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -108,7 +109,7 @@ def check_free(folder: Folder, *, ports: tuple[int, ...]) -> None:
     if owner not in (None, "", str(folder.root)):
         raise RequestError(
             f"a sandbox is up in {owner}; a machine has one at a time",
-            hint=f"hpcjobs sandbox down --root {owner}",
+            hint=f"hpcjobs sandbox down --root {shlex.quote(owner)}",
         )
     if owner is None and (used := must(["ip", "-4", "route", "show", "to", "root", SUBNET]).strip()):
         raise RequestError(f"the sandbox's addresses, {SUBNET}, are in use here: {used}")

@@ -104,7 +104,8 @@ def refusal(path: Path, keys: Sequence[str]) -> ConfigError:
     shown = "".join(f"\n  {key}" for key in keys)
     return ConfigError(
         f"site file {path} belongs to a project and is not trusted as it is now; it sets what acts as you:{shown}",
-        hint=f"read it, then `hpcjobs sites trust {path}`; submit --dry-run prints the script without trust",
+        hint=f"read it, then `hpcjobs sites trust {shlex.quote(str(path))}`;"
+        " submit --dry-run prints the script without trust",
     )
 
 

@@ -9,6 +9,7 @@ import bisect
 import itertools
 import os
 import re
+import shlex
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -288,7 +289,7 @@ def _warn_of_left_out(folder: SweepFolder, definition: Definition) -> None:
         cells = format_count(len(left_out), "cell")
         warnings.warn(
             f"{cells} of an earlier command are no part of sweep {definition.name} any more: status, results and resume"
-            f" leave them out; their jobs go on (`hpcjobs sweep cancel {definition.name}` ends them too)",
+            f" leave them out; their jobs go on (`hpcjobs sweep cancel {shlex.quote(definition.name)}` ends them too)",
             HpcJobsWarning,
             stacklevel=3,
         )
@@ -451,7 +452,8 @@ def _check_that_waiting_helps(
         raise RequestError(
             f"sweep {definition.name}: the queue takes {jobs} of your jobs although no other job of yours is there,"
             f" and a sweep needs {_LEAST_ROOM}: an array task, and the job that submits the next array{refusal_text}",
-            hint=f"hpcjobs sweep resume {definition.name} once the account may have more jobs (MaxSubmitJobs)",
+            hint=f"hpcjobs sweep resume {shlex.quote(definition.name)}"
+            " once the account may have more jobs (MaxSubmitJobs)",
         )
 
 
@@ -505,7 +507,8 @@ def _submit_tail(folder: SweepFolder, definition: Definition, scheduler: JobQueu
     except SchedulerError as error:
         raise RequestError(
             f"the queue is full, also for the job that would submit the rest of {definition.name}: {error.message}",
-            hint=f"hpcjobs sweep resume {definition.name} later; max_submit_jobs in the site file leaves room in time",
+            hint=f"hpcjobs sweep resume {shlex.quote(definition.name)}"
+            " later; max_submit_jobs in the site file leaves room in time",
         ) from error
     folder.write_tail(entry)
 

@@ -91,6 +91,12 @@ def test_advice_for_each_reason_of_slurm_names_commands_that_exist() -> None:
             parse(command)
 
 
+def test_the_next_command_after_a_sweep_can_be_followed_whatever_its_name(here: Path) -> None:
+    swept = ok("sweep", "run", "--site", "local", "--name", "a b;id", "--set", "i=1", "true").out
+    (command,) = commands_of(swept.partition("next: ")[2].strip())
+    assert follow(command).code == 0, command
+
+
 REPOSITORY = Path(__file__).parents[3]
 MESSAGES = {"could not be installed there"}
 """Quoted texts that begin with the name of the program, and are no commands."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import time
 from pathlib import Path
 from typing import cast
@@ -86,6 +87,12 @@ def test_a_missing_module_is_installed_where_the_job_looks_for_it(facts: JobFact
     assert fix[0].startswith(advice)
     assert "`environment` (venv or conda)" in fix[1]
     assert (" pip " in "".join(fix)) is ("venv/bin" in advice)
+
+
+def test_a_command_has_what_the_log_names_as_one_word() -> None:
+    """Anybody's program writes the log, and people paste what is advised."""
+    fix = explain("FileNotFoundError: [Errno 2] No such file or directory: '/a b;id>c'").fix
+    assert shlex.split(fix[0].partition("  # ")[0]) == ["ls", "-l", "/a b;id>c"]
 
 
 def test_no_placeholder_of_a_rule_is_unknown() -> None:

@@ -255,9 +255,10 @@ def test_metrics_of_a_strange_job_that_have_a_line_without_end_are_not_held_in_m
         ("submitted.json", {"submitted": 1e300}),
         ("submitted.json", {"array": "0-999999999"}),
         ("submitted.json", {"array": "0-3999999"}),
+        ("submitted.json", {"job_id": "7;id>PWNED"}),
         ("state.json", {"started": 1e308, "ended": -1e308}),
     ],
-    ids=["time", "index", "tasks", "state"],
+    ids=["time", "index", "tasks", "id", "state"],
 )
 def test_impossible_values_in_a_strange_folder_stop_no_verb(
     hostile: Hostile, name: str, values: dict[str, Any], verb: str

@@ -52,6 +52,12 @@ def test_a_file_that_shadows_the_default_site_runs_nothing_until_it_is_trusted(h
     assert marker.exists()
 
 
+def test_the_advice_to_trust_a_file_runs_nothing_of_its_name(here: Path) -> None:
+    evil = project(here, "x;id>PWNED;", SITE + 'setup: ["true"]\n')
+    answer = within("submit", "--site", evil.stem, "true")
+    assert f"`hpcjobs sites trust {shlex.quote(str(evil))}`" in answer.err
+
+
 def test_a_dry_run_of_an_untrusted_file_prints_the_script_and_says_so(here: Path, marker: Path) -> None:
     evil = project(here, "evil", SITE + EVIL.format(marker=marker))
     for arguments in (["--dry-run"], ["--explain"], ["--dry-run", "--json"]):
