@@ -88,7 +88,7 @@ def logs(
     """Print the output of a job, with the rank before each line if there are several; also which rank failed first."""
     _check(stderr=stderr, timestamps=timestamps, follow=follow)
     selection = _selection(count=count, since=since, rank=rank, node=node, grep=grep, merge=merge)
-    entry = select([job], site=site, foreign=True)[0] if job is not None else newest(site=site)
+    entry = select_one(job, site=site, foreign=True) if job is not None else newest(site=site)
     if monitor:
         _print_samples(entry, follow=follow, chooses_lines=selection != job_logs.ALL or timestamps, as_json=as_json)
         return
@@ -326,7 +326,7 @@ def explaining_interrupts(entries: list[Entry]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        ids = " ".join(entry.job_id if entry.task is None else f"{entry.job_id}_{entry.task}" for entry in entries)
+        ids = " ".join(entry.named_id for entry in entries)
         goes = "job {} continues" if len(entries) == 1 else "jobs {} continue"
         note(f"stopped waiting; {goes.format(ids)}: `hpcjobs wait {ids}` waits again, `hpcjobs cancel {ids}` cancels")
         raise

@@ -224,7 +224,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show one job: its state, its settings with the source of each, its results."""
-    status = describe(select([job], site=site, foreign=True)[0] if job is not None else newest(site=site))
+    status = describe(select_one(job, site=site, foreign=True) if job is not None else newest(site=site))
     if as_json:
         print_output("show", status)
         return
@@ -368,8 +368,7 @@ def update(
 
     entry = select_one(job, site=site, foreign=True)
     arguments = update(entry, settings)
-    changed = entry.job_id if entry.task is None else f"{entry.job_id}_{entry.task}"
     if as_json:
-        print_output("update", {"job_id": changed, "changed": arguments})
+        print_output("update", {"job_id": entry.named_id, "changed": arguments})
     else:
-        print(f"job {changed}: {' '.join(arguments)}")
+        print(f"job {entry.named_id}: {' '.join(arguments)}")

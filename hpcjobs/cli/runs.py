@@ -37,10 +37,10 @@ def diff(
 ) -> None:
     """Show the differences between two runs: settings, environment, image, code, script, nodes, results."""
     from hpcjobs.run.rerun import compare_runs
-    from hpcjobs.run.select import select
+    from hpcjobs.run.select import select_one
     from hpcjobs.run.status import statuses
 
-    entries = [select([name], site=site)[0] for name in (first, second)]
+    entries = [select_one(name, site=site) for name in (first, second)]
     difference = compare_runs(*statuses(entries))
     if as_json:
         print_output("diff", difference)

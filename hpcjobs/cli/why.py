@@ -131,7 +131,7 @@ def why(
 def _subject(job: str | None, log: Path | None, site: str | None) -> Subject:
     from hpcjobs.diagnosis.gather import gather_entry, gather_foreign, gather_log
     from hpcjobs.run.listing import scheduler_of, site_asked
-    from hpcjobs.run.select import newest, select
+    from hpcjobs.run.select import newest, select_one
 
     if log is not None:
         try:
@@ -143,7 +143,7 @@ def _subject(job: str | None, log: Path | None, site: str | None) -> Subject:
     if job is None:
         return gather_entry(newest(site=site))
     try:
-        entry = select([job], site=site, foreign=True)[0]
+        entry = select_one(job, site=site, foreign=True)
         if not entry.is_foreign:
             return gather_entry(entry, log=log)
         if entry.name == job:

@@ -44,7 +44,7 @@ from hpcjobs.run import logs
 from hpcjobs.run.control import cancel
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import own_record
-from hpcjobs.run.select import entries_of, is_own_folder, require_own, select
+from hpcjobs.run.select import entries_of, is_own_folder, require_own, select_one
 from hpcjobs.run.status import statuses
 from hpcjobs.run.submit import submit
 from hpcjobs.run.wait import wait
@@ -418,7 +418,7 @@ def find(job: str | None, *, site: str | None = None) -> Entry:
     Raises UnknownJobError: no such session. RequestError: its folder is not this user's: it names an ssh to type.
     """
     if job is not None:
-        entry = select([job], site=site)[0]
+        entry = select_one(job, site=site)
     elif known := [entry for entry in entries_of(site) if _is_session(entry)]:
         entry = known[-1]
     else:

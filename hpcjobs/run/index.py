@@ -45,6 +45,11 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     """Who submitted it; None: not known."""
 
     @property
+    def named_id(self) -> str:
+        """The id by which a user names it: ``123``, and ``123_4`` where only that task is meant."""
+        return self.job_id if self.task is None else f"{self.job_id}_{self.task}"
+
+    @property
     def is_foreign(self) -> bool:
         """Whether the job was submitted by other means, and has no run folder."""
         return self.run_dir.startswith(f"{NO_FOLDER}/")

@@ -103,7 +103,7 @@ def own_ids(entry: Entry) -> list[str]:
     if entry.array is None:
         return [entry.job_id]
     if entry.task is not None:
-        return [f"{entry.job_id}_{entry.task}"]
+        return [entry.named_id]
     return [f"{entry.job_id}_{index}" for index in array_indices(entry.array)]
 
 

@@ -67,7 +67,9 @@ def select_one(name: str, *, site: str | None = None, foreign: bool = False) -> 
     """The one job that ``name`` names. Raises RequestError: it names several. Else as `select`."""
     first, *others = select([name], site=site, foreign=foreign)
     if others:
-        raise RequestError(f"{name} names {len(others) + 1} jobs, and this is for one", hint=f"such as {first.job_id}")
+        raise RequestError(
+            f"{name} names {len(others) + 1} jobs, and this is for one", hint=f"such as {first.named_id}"
+        )
     return first
 
 

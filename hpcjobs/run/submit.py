@@ -226,8 +226,8 @@ class JobHandle:
 def find(name: str | int | Path, *, site: str | None = None) -> JobHandle:
     """The job that ``name`` stands for: an id, an array task, a run folder, or a name (the newest of that name).
 
-    Raises UnknownJobError: no job has this name. RequestError: two sites have given out this id.
+    Raises UnknownJobError: no job has this name. RequestError: it names several jobs, or two sites gave this id out.
     """
-    from hpcjobs.run.select import select
+    from hpcjobs.run.select import select_one
 
-    return JobHandle(select([str(name)], site=site)[0])
+    return JobHandle(select_one(str(name), site=site))

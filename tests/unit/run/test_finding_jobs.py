@@ -9,8 +9,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from commandline import within
 from msgspec.structs import replace
 
+import hpcjobs
 from hpcjobs.errors import ConfigError, RequestError, UnknownJobError
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
@@ -48,6 +50,23 @@ def jobs() -> None:
 
 def ids(*arguments: str, site: str | None = None) -> list[str]:
     return [e.job_id if e.task is None else f"{e.job_id}_{e.task}" for e in select(arguments, site=site)]
+
+
+@pytest.mark.usefixtures("jobs")
+@pytest.mark.parametrize(
+    "line", ["show NAME", "why NAME", "logs NAME", "diff NAME 104", "diff 104 NAME", "jupyter open NAME"]
+)
+def test_a_verb_for_one_job_refuses_a_name_of_several(line: str) -> None:
+    """It would answer for the first of them."""
+    for name, first in (("101-104", "101"), ("200_[1-2]", "200_1")):
+        answer = within(*line.replace("NAME", name).split())
+        assert answer.code == RequestError.exit_code
+        assert (
+            f"{name} names {3 if first == '101' else 2} jobs, and this is for one\nhint: such as {first}\n"
+            in answer.err
+        )
+        with pytest.raises(RequestError, match="this is for one"):
+            hpcjobs.find(name)
 
 
 def test_writers_at_once_lose_no_record() -> None:
