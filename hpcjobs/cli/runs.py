@@ -45,7 +45,7 @@ def diff(
     if as_json:
         print_output("diff", difference)
         return
-    _print(difference, (entries[0].job_id, entries[1].job_id))
+    _print(difference, (entries[0].named_id, entries[1].named_id))
 
 
 def _print(difference: Difference, ids: tuple[str, str]) -> None:

@@ -308,14 +308,16 @@ def _nodes(job: Known) -> dict[str, str]:
 
 
 def _results(job: Known) -> dict[str, str]:
-    ends = {record.job_id.partition("_")[2] or "job": record for record in job.records}
+    """How the job ended, and its numbers. An array of several tasks has none of its own: its tasks have."""
+    is_one = len(own_ids(job.entry)) == 1
+    ends = {"job" if is_one else record.job_id.partition("_")[2] or "job": record for record in job.records}
     results = {f"state of {name}" if name != "job" else "state": ends[name].state.value for name in ends}
     results |= {
         f"exit code of {name}" if name != "job" else "exit code": str(record.exit_code)
         for name, record in ends.items()
         if record.exit_code is not None
     }
-    return results | dict(_summary(job.entry))
+    return results | (dict(_summary(job.entry)) if is_one else {})
 
 
 def _summary(entry: Entry) -> Iterator[tuple[str, str]]:

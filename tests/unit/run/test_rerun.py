@@ -222,3 +222,15 @@ def test_every_result_that_differs_is_shown_whatever_its_name(here: Path) -> Non
         (folder / "summary.json").write_text(json.dumps({"schema": "hpcjobs.summary/1", **results}))
     changes = ok("diff", "L1", "L2", "--json").json["results"]
     assert changes == [{"name": name, "first": "1.5", "second": "2.5"} for name in names]
+
+
+def test_the_end_and_the_results_of_a_task_are_not_those_of_its_array() -> None:
+    program = """echo "{\\"loss\\": $1.5}" >"$HPCJOBS_RUN_DIR/summary.json"; exit $1"""
+    within(*LOCAL, "--array", "0-1", "bash", "-c", f"set $SLURM_ARRAY_TASK_ID; {program}")
+    for line, differs in (("L1_0 L1_1", {"state", "exit code", "loss"}), ("L1 L1", set()), ("L1_1 L1_1", set())):
+        changes = ok("diff", *line.split(), "--json").json["results"]
+        assert {change["name"] for change in changes} == differs, line
+    shown = ok("diff", "L1_0", "L1_1").out
+    assert shown.startswith("L1_0 -> L1_1\n")
+    assert "  loss: 0.5 -> 1.5\n" in shown
+    assert "  loss: - -> 1.5\n" in ok("diff", "L1", "L1_1").out
