@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -31,7 +32,7 @@ from hpcjobs.run.job_files import own_ids
 from hpcjobs.run.listing import RECENT_S, ListedJob, Listing, listing, select_unfinished
 from hpcjobs.run.logs import paths
 from hpcjobs.run.progress import Description, describe, describe_sample, find_alarms, job_progress
-from hpcjobs.run.select import newest, select, select_one
+from hpcjobs.run.select import is_own, newest, select, select_one
 from hpcjobs.scheduler.base import State, choose_colour
 from hpcjobs.top.rows import Group, Task, fold, make_row
 from hpcjobs.top.text import COLUMNS
@@ -206,9 +207,9 @@ def _first_moment(since: str | None, *, everything: bool) -> float:
 
 
 def _print_results(status: Description) -> None:
-    """The numbers of the job's summary; of an array, how to ask for those of a task."""
+    """The numbers of the job's summary; of an own array, how to ask for those of a task: of a copy no id names one."""
     tasks = own_ids(status.entry)
-    if len(tasks) > 1 and not status.entry.is_foreign:
+    if len(tasks) > 1 and is_own(status.entry):
         print(f"{len(tasks)} tasks: `hpcjobs show {tasks[0]}` prints the attempts, progress and results of one")
     if status.results:
         print("results:")
@@ -263,7 +264,9 @@ def show(
     for alarm in find_alarms(status.monitor):
         print(f"  alarm: {alarm.text}")
     if status.monitor:
-        print(f"follow: hpcjobs logs --monitor -f {entry.job_id}")
+        is_by_id = entry.is_foreign or is_own(entry)
+        named = entry.named_id if is_by_id else shlex.quote(entry.run_dir)
+        print(f"follow: hpcjobs logs --monitor -f {named}")
     _print_results(status)
     if entry.is_foreign:
         for path in paths(entry):

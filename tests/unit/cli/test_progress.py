@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
@@ -74,6 +75,8 @@ def test_a_running_job_shows_how_far_it_is_and_its_samples_can_be_followed_to_it
     (node,) = [line for line in shown if line.startswith("  n1: ")]
     assert node.startswith("  n1: CPU 98 %, memory 1.5G, GPU 91 %, GPU power 68 W  (")
     assert f"follow: hpcjobs logs --monitor -f {job['job_id']}" in shown
+    copy = shutil.copytree(job["run_dir"], here / "a copy")
+    assert f"follow: hpcjobs logs --monitor -f '{copy}'" in ok("show", str(copy)).out.splitlines()
     assert [node["host"] for node in ok("show", "--json").json["monitor"]] == ["n1", "n2"]
     follower = start("logs", "--monitor", "-f")
     assert follower.stdout is not None

@@ -212,6 +212,15 @@ def test_the_results_of_a_task_are_not_shown_as_those_of_its_array(here: Path, s
     assert "  loss: 0.5\n" in ok("show", "12_1").out
 
 
+def test_of_a_copy_no_command_is_advised_that_shows_another_job(here: Path, slurm: Path) -> None:
+    """An id is one of the user's own list, or of the queue; the copy of a run is in neither."""
+    copy = here / "copy"
+    copy.mkdir()
+    record = Entry("12", "sweep", "mine", "slurm", str(copy), NOW - 600.0, array="0-1")
+    (copy / "submitted.json").write_bytes(msgspec.json.encode(record))
+    assert "hpcjobs show 12" not in ok("show", str(copy)).out
+
+
 def test_a_code_that_sacct_prints_without_128_is_that_of_the_program(here: Path, slurm: Path) -> None:
     """As seen on Slurm 22.05: ExitCode is 9:0 of a job whose program ended with 137."""
     entry = job(here, "7")
