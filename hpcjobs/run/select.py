@@ -160,7 +160,10 @@ def _one(name: str, known: list[Entry], of_site: str) -> list[Entry]:
         return [_by_folder(Path(name))]
     if not named:
         hint = nearest(name, {entry.name for entry in known}) if known else "no job was submitted with hpcjobs yet"
-        raise UnknownJobError(f"no job named {name!r}{of_site}", hint=hint)
+        message = f"no job named {name!r}{of_site}"
+        if os.path.isdir(name):
+            message += f", and folder {name} is no run folder of a submitted job (no {SUBMITTED})"
+        raise UnknownJobError(message, hint=hint)
     return [named[-1]]
 
 

@@ -105,6 +105,12 @@ def test_a_job_is_named_by_its_run_folder_from_anywhere(jobs: None, tmp_path: Pa
         select([str(tmp_path)])
 
 
+def test_a_folder_without_a_job_is_told_from_a_name_that_no_job_has(jobs: None, here: Path) -> None:
+    (here / "x1").mkdir()
+    with pytest.raises(UnknownJobError, match="no job named 'x1', and folder x1 is no run folder of a submitted job"):
+        select(["x1"])
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
