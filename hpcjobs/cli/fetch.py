@@ -181,8 +181,8 @@ def fetch(
         )
     laptop = Laptop(target, say=note)
     laptop.connect(with_code=False)
-    words = ["show", *([job] if job else []), *(["--site", site] if site else []), "--json"]
-    shown = SharedRemote(laptop).ask(words_there(words, site))
+    question = ["show", *([job] if job else []), *(["--site", site] if site else []), "--json"]
+    shown = SharedRemote(laptop).ask(words_there(question, site))
     run_dir = read_word(shown, "entry", "run_dir")
     folder = to.resolve() if to else choose_place(Path("runs"), PurePosixPath(run_dir).name)
     if not files:

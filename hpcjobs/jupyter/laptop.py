@@ -174,8 +174,8 @@ def _require_usable(answer: dict[str, Any]) -> None:
             left += (*value, *value.values())
         elif isinstance(value, list):
             left += value
-        elif isinstance(value, str) and (found := _UNUSABLE.search(value)):
-            shown = value[max(0, found.start() - _SHOWN) : found.end()]
+        elif isinstance(value, str) and (match := _UNUSABLE.search(value)):
+            shown = value[max(0, match.start() - _SHOWN) : match.end()]
             raise HpcJobsError(
                 f"the answer of the login host has a NUL or half a character in {shown!r}: not used",
                 hint="is hpcjobs of the same version there?",

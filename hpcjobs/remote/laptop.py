@@ -415,10 +415,10 @@ def _require_no_own(place: Path) -> None:
 
     Raises HpcJobsError: it is, lies in, or lies above such a folder.
     """
-    wanted = _folded(place)
+    requested = _fold(place)
     for own in (*(entry.run_dir for entry in index.entries()), *(sweep.path for sweep in list_sweeps())):
-        folder = _folded(own)
-        if wanted.is_relative_to(folder) or folder.is_relative_to(wanted):
+        folder = _fold(own)
+        if requested.is_relative_to(folder) or folder.is_relative_to(requested):
             raise HpcJobsError(
                 f"{place} is no place for files of a login host: {own} is the folder of a job or sweep that you have"
                 " submitted on this machine, and its files decide what runs as you: not fetched",
@@ -427,8 +427,8 @@ def _require_no_own(place: Path) -> None:
             )
 
 
-def _folded(path: str | Path) -> PurePosixPath:
-    """``path`` without links; the same one for names that the file system of a laptop may take for one."""
+def _fold(path: str | Path) -> PurePosixPath:
+    """Return ``path`` without links, alike for names that the file system of a laptop may take for one."""
     return PurePosixPath(unicodedata.normalize("NFC", os.path.realpath(path).casefold()))
 
 

@@ -67,9 +67,9 @@ class JobRecord(msgspec.Struct, frozen=True):
         """``exit code 3``, ``killed by signal 6 (SIGABRT)``, or both."""
         facts = [] if self.reported_code is None else [f"exit code {self.reported_code}"]
         if self.signal is not None:
-            told = describe_signal(self.signal)
+            text = describe_signal(self.signal)
             # Slurm itself ends a job that is cancelled or at its limit: a usual cause of the signal is none of it.
-            facts.append(told.partition(", ")[0] if self.state in (State.CANCELLED, State.TIMEOUT) else told)
+            facts.append(text.partition(", ")[0] if self.state in (State.CANCELLED, State.TIMEOUT) else text)
         return facts
 
 

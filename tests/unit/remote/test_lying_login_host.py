@@ -152,7 +152,7 @@ def own_folders(host: Path, here: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("is_there", [True, False], ids=["there", "removed"])
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "options"),
     [
         ("sweep-sw", ()), ("mine-1", ()), ("Sweep-SW", ()),
         ("other", ("--to", "runs/sweep-sw")), ("other", ("--to", "runs/mine-1/logs")), ("other", ("--to", ".")),
@@ -160,14 +160,14 @@ def own_folders(host: Path, here: Path, tmp_path: Path, monkeypatch: pytest.Monk
     ],
 )  # fmt: skip
 def test_nothing_is_fetched_into_a_folder_of_the_users_own_jobs(
-    own_folders: None, here: Path, tmp_path: Path, name: str, words: tuple[str, ...], *, is_there: bool
+    own_folders: None, here: Path, tmp_path: Path, name: str, options: tuple[str, ...], *, is_there: bool
 ) -> None:
     """The sweep's next `resume`, or its waiting tasks, would run what the login host sent."""
     if is_there:
         (here / "runs" / "sweep-sw").mkdir(parents=True)
     (here / "by-link").symlink_to("runs")
     (tmp_path / "shown").write_text(json.dumps({"entry": {"run_dir": f"/theirs/{name}"}}))
-    job, *to = ("1", *words)
+    job, *to = ("1", *options)
     refused = within("--remote", "you@far", "fetch", job, *to)
     assert (refused.code, "have submitted on this machine" in refused.err) == (3, True), refused
     assert "--to FOLDER" in refused.err
@@ -186,10 +186,10 @@ def test_a_second_fetch_of_a_job_brings_what_is_new_into_the_same_folder(
     own_folders: None, host: Path, here: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "shown").write_text(json.dumps({"entry": {"run_dir": "/theirs/other"}}))
-    for words in ((), ("--to", "elsewhere")):
-        assert within("--remote", "you@far", "fetch", "1", *words).code == 0
-        write(host / "theirs" / "other" / f"new{len(words)}")
-        assert within("--remote", "you@far", "fetch", "1", *words).code == 0
+    for options in ((), ("--to", "elsewhere")):
+        assert within("--remote", "you@far", "fetch", "1", *options).code == 0
+        write(host / "theirs" / "other" / f"new{len(options)}")
+        assert within("--remote", "you@far", "fetch", "1", *options).code == 0
     assert (here / "runs" / "other" / "new0").exists()
     assert (here / "elsewhere" / "new2").exists()
 
