@@ -68,7 +68,7 @@ def test_a_pending_job_is_cancelled_and_waiting_for_it_ends(cluster: Cluster) ->
     job = cluster.submit("-o", "hold", *SLEEP)
     assert cluster.hpcjobs("cancel", job.id).out == f"cancelled {job.id}\n"
     answer = cluster.hpcjobs("wait", "--timeout", "400", job.id)
-    assert answer.code == 1, answer
+    assert answer.code == 143, answer
     assert f"job {job.id} CANCELLED" in answer.err
 
 
@@ -76,7 +76,7 @@ def test_a_pending_array_is_cancelled_and_waiting_for_it_ends(cluster: Cluster) 
     job = cluster.submit("-o", "hold", "--array", "2-4", *SLEEP)
     assert cluster.hpcjobs("cancel", job.id).code == 0
     answer = cluster.hpcjobs("wait", "--timeout", "400", job.id)
-    assert answer.code == 1, answer
+    assert answer.code == 143, answer
     assert "CANCELLED" in answer.err
 
 

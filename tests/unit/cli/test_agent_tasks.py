@@ -207,7 +207,7 @@ def test_14_say_what_became_of_a_job_after_a_failed_one(agent: Agent) -> None:
     second = agent(f"submit -t 1 --after {first} train.py")["job_id"]
     Path("go").touch()
     agent(f"wait {first}", job_code=1)
-    assert agent(f"wait {second}", job_code=1)[0]["state"] == "CANCELLED"
+    assert agent(f"wait {second}", job_code=143)[0]["state"] == "CANCELLED"
 
 
 def test_15_list_the_failed_jobs(agent: Agent) -> None:

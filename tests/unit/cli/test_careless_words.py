@@ -188,7 +188,8 @@ def test_the_ids_that_slurm_prints_for_tasks_are_understood(here: Path) -> None:
     assert within("submit", "--site", "local", "--array", "0-2", "--wait", "false").code == 1
     assert [record["job_id"] for record in within("wait", "--json", "L1_[0,2]").json] == ["L1_0", "L1_2"]
     assert ok("show", "L1_[1]", "--json").json["entry"]["task"] == 1
-    assert "job L1_0  false: FAILED" in ok("why", "L1_[0,2]").out
+    assert "job L1_2  false: FAILED" in ok("why", "L1_[2]").out
+    assert "L1_[0,2] names 2 jobs, and this is for one\nhint: such as L1_0" in within("why", "L1_[0,2]").err
 
 
 def test_cells_of_an_earlier_command_that_are_left_out_are_counted(here: Path) -> None:

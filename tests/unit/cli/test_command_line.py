@@ -301,7 +301,7 @@ def test_a_cancelled_job_is_not_reported_with_exit_code_0(cluster: Path) -> None
     ok("submit", "true")
     ended(cluster, 0, state="CANCELLED")
     answered = within("wait", "42")
-    assert answered.code == 1
+    assert answered.code == 143
     assert "job 42 CANCELLED on n1\n" in answered.err
     assert "exit code" not in answered.err
 
