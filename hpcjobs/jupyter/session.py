@@ -32,6 +32,7 @@ from hpcjobs.node.session.files import (
     Kernel,
     Settings,
     Tunnel,
+    is_destination,
     local_port,
     page,
     relay_socket,
@@ -276,11 +277,16 @@ def check(job: Job, kind: str) -> None:
     )
 
 
-def check_relay(settings: Settings) -> None:
-    """Refuse a session if its relay could not listen on the login host.
+def check_way(settings: Settings) -> None:
+    """Refuse a session that no laptop could reach.
 
-    Raises RequestError: the path of its socket would be too long.
+    Raises RequestError: the name of the login host is none for ssh, or its socket's path is too long.
     """
+    if settings.login is not None and not is_destination(settings.login):
+        raise RequestError(
+            f"login host {settings.login!r}: a laptop's ssh cannot be called with it",
+            hint="`login: user@host` of the site file has letters, digits and .-_",
+        )
     if settings.srun is None or settings.ssh_to_nodes:
         return
     path = relay_socket(settings.relay_folder, _LONGEST_ID)
@@ -342,7 +348,7 @@ def start(request: SessionRequest) -> Entry:
     SchedulerError: refused.
     """
     check(request.plan.job, request.settings.kind)
-    check_relay(request.settings)
+    check_way(request.settings)
 
     def prepare(plan: Plan) -> None:
         fill(plan.run_dir, request.settings)

@@ -176,6 +176,13 @@ def test_a_folder_whose_name_is_too_long_for_a_socket_is_refused_before_anything
     assert "set XDG_STATE_HOME to a folder of yours with a shorter name" in output
 
 
+def test_a_login_host_that_ssh_cannot_be_called_with_is_refused_before_anything_is_queued(here: Path) -> None:
+    site = CLUSTER | {"login": "müller@front.example", "python": sys.executable}
+    (here / "cluster.yaml").write_text(json.dumps(site))
+    output = refused("jupyter", "--site", "./cluster.yaml")
+    assert "login host 'müller@front.example': a laptop's ssh cannot be called with it" in output
+
+
 def test_a_session_ends_by_itself_as_the_site_says_unless_told_otherwise() -> None:
     assert ok(*JUPYTER, "--dry-run", "--json").json["session"]["idle_s"] == 7200
     assert ok(*JUPYTER, "--dry-run", "--json", "--idle", "30m").json["session"]["idle_s"] == 1800
