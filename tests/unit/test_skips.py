@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
 import subprocess
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -51,3 +53,19 @@ def test_skips_of_horovod_are_allowed_where_its_build_failed_and_the_run_shows_w
     assert ended.returncode == 0, ended
     assert "known: tests/unit/horovod/test_world.py" in ended.stdout
     assert "no Horovod: it did not build; see above\n" in ended.stdout
+
+
+def test_each_test_that_only_root_can_run_is_on_the_list() -> None:
+    """Tests run as root do not show that one is missing: an ordinary user's run would fail."""
+    lines = (line.split() for line in (TESTS / "known_skips.txt").read_text(encoding="utf-8").splitlines())
+    patterns = [arguments[1] for arguments in lines if arguments and arguments[0] == "not-root"]
+    tests = [
+        f"{path.relative_to(TESTS.parent)}::{node.name}"
+        for path in (TESTS / "unit").rglob("test_*.py")
+        if "uid() != 0" in (text := path.read_text(encoding="utf-8"))
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef)
+        if any("skipif(os.getuid() != 0" in ast.unparse(each) for each in node.decorator_list)
+    ]
+    assert len(tests) > 4
+    assert [test for test in tests if not any(fnmatchcase(test, pattern) for pattern in patterns)] == []
