@@ -72,8 +72,8 @@ def test_a_task_and_a_job_whose_id_a_stranger_got_have_their_own_advice(cluster:
     array = ok("submit", "--json", "--array", "0-1", "train.py").json["job_id"]
     tasks = [accounted(f"{array}_{n}", nodes=1, lasted=3600, State="TIMEOUT") for n in range(2)]
     mine = ok("submit", "--json", "train.py").json["job_id"]
-    theirs = accounted(mine, nodes=1, lasted=3600, State="OUT_OF_MEMORY", User="bob")
-    cluster.account([*tasks, accounted(mine, nodes=1, lasted=3600, State="TIMEOUT"), theirs])
+    others = accounted(mine, nodes=1, lasted=3600, State="OUT_OF_MEMORY", User="bob")
+    cluster.account([*tasks, accounted(mine, nodes=1, lasted=3600, State="TIMEOUT"), others])
     assert list(re.findall(r"^\S+:", ok("report", "advise", f"{array}_1").out, re.MULTILINE)) == [f"{array}_1:"]
     out = ok("report", "advise", mine).out
     assert ("--time=" in out, "--mem=" in out) == (True, False), out
