@@ -71,7 +71,8 @@ def right_size(names: list[str], *, site: str | None = None) -> dict[str, RightS
         for entry in select([name], site=site):
             ids = (entry.job_id,) if entry.task is None else tuple(own_ids(entry))
             for row in gather(JobFilter(since=0, job_ids=ids), site=entry.site).jobs.to_dicts():
-                if entry.user not in (None, row["user"]) or row["run_dir"] not in (None, entry.run_dir):
+                is_mine = None in (entry.user, row["user"]) or entry.user == row["user"]
+                if not is_mine or row["run_dir"] not in (None, entry.run_dir):
                     continue  # another job that had, or got, this id
                 advice = advise(JobUsage.from_row(row))
                 advice += advise_by_earlier_runs(Path(entry.run_dir))

@@ -77,6 +77,8 @@ def test_a_task_and_a_job_whose_id_a_stranger_got_have_their_own_advice(cluster:
     assert list(re.findall(r"^\S+:", ok("report", "advise", f"{array}_1").out, re.MULTILINE)) == [f"{array}_1:"]
     out = ok("report", "advise", mine).out
     assert ("--time=" in out, "--mem=" in out) == (True, False), out
+    cluster.account([accounted(mine, nodes=1, lasted=3600, State="TIMEOUT", User="")])
+    assert "--time=" in ok("report", "advise", mine).out, "a source that does not tell the user"
 
 
 @pytest.mark.parametrize(
