@@ -40,6 +40,10 @@ class Terminal:
     def text(self) -> str:
         return self._tmux("capture-pane", "-p")
 
+    @property
+    def first_line(self) -> str:
+        return self.text.partition("\n")[0]
+
     def await_text(self, *parts: str) -> None:
         """Return once the screen shows all of ``parts``."""
         try:

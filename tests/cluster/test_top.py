@@ -70,8 +70,10 @@ def jobs(sandbox: Sandbox, workdir: Path) -> Iterator[dict[str, dict[str, Any]]]
 
 def choose(terminal: Terminal, text: str, shown: str) -> None:
     """Show only what contains ``text``. A key that follows Escape at once would be taken for Alt and that key."""
-    terminal.press("Escape")
-    eventually(lambda: "filter: " not in terminal.text)
+    eventually(lambda: " running" in terminal.first_line)
+    if "filter: " in terminal.first_line:
+        terminal.press("Escape")
+        eventually(lambda: re.match(r"\d", terminal.first_line))
     terminal.press("/")
     terminal.await_text("Enter keeps the filter")
     terminal.press("-l", text)
