@@ -92,7 +92,8 @@ def test_a_job_with_retries_that_starts_on_the_sibling_requests_its_next_start(s
     job_id = ok(*SUBMIT, "--retries", "error=1", "sh", "-c", "exit 3").out.split(";")[0].strip()
     eventually(lambda: "requeued" in ok("show", job_id).out)
     eventually(lambda: sibling(job_id) == "PENDING")
-    assert "PENDING" in listed(job_id), "beside a job of an earlier controller, perhaps, which had this id"
+    # Its first cluster hears of it later; beside it may stand a job of an earlier controller, which had this id.
+    eventually(lambda: "PENDING" in listed(job_id))
     assert "cancelled" in ok("cancel", job_id).out
     eventually(lambda: "CANCELLED" in listed(job_id))
 
