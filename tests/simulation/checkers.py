@@ -529,15 +529,16 @@ def _check_last(life: Life, run_dir: str, job_id: str, last: tuple[float, str, s
         and not _is_misled(life, "cancel")
     ):
         life.errors.append(f"{run_dir}: job {job_id} was cancelled by a command that said so, and is UNKNOWN")
+    # An accounting without commands shows a name and a submit time, and both fit the job that got the id, too.
+    if source == "sacct" and not life.settings.keeps_commands and _has_namesake(life, truth):
+        return
     if truth.state == "LOST":
         if when < life.slurm.back_at:
             return  # it was not lost yet
         ends = {*(attempt.end_state for attempt in truth.attempts), *(ended for _, ended in truth.ends)}
         if source == "sacct" and state in ends:
             return  # the end of a start before the one that was lost
-        # An accounting without commands shows a name and a submit time, and both fit the job that got the id, too.
-        is_alike = not life.settings.keeps_commands and _has_namesake(life, truth)
-        if source in ("squeue", "scontrol") or (source == "sacct" and state in ENDED and not is_alike):
+        if source in ("squeue", "scontrol") or (source == "sacct" and state in ENDED):
             life.errors.append(
                 f"{run_dir}: job {job_id} was lost with slurmctld's state, and {source} has it as {state}"
             )
