@@ -1008,14 +1008,16 @@ _NOT_ELIGIBLE = ("BeginTime", "Dependency", "JobHeldUser", "DependencyNeverSatis
 def _merge_waiting(rows: list[tuple[Job, str]], *, brackets: bool) -> list[tuple[Job, str]]:
     """As squeue prints them: where tasks wait together, all that wait of their array are one line.
 
-    ``brackets``: also where each of them waits for itself.
+    ``brackets``: also where each of them waits for itself, and for its first start.
     """
     merged = []
     for job, job_id in rows:
         waiting = [(one, text) for one, text in rows if one.array == job.array and one.state == "PENDING"]
-        together = [one for one, text in waiting if "[" in text] or [one for one, _ in waiting if brackets]
+        together = [one for one, text in waiting if "[" in text]
+        together = together or [one for one, _ in waiting if brackets and not one.restarts]
         if job.array is None or job.state != "PENDING" or not together or len(waiting) == 1:
-            is_bare = brackets and job.array is not None and (job.state == "PENDING" or not job.is_split)
+            has_begun = job.restarts or (job.is_split and job.state != "PENDING")
+            is_bare = brackets and job.array is not None and not has_begun
             merged.append((job, f"{job.array}_[{job.task}]" if is_bare and "[" not in job_id else job_id))
         elif job is together[0]:
             tasks = [task for one, text in waiting for task in _tasks_of(one, text)]
