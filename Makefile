@@ -61,9 +61,9 @@ docs: ## Build the documentation site, strictly, into build/site
 	@tools/venv dev
 	DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict
 
-golden: ## Write recorded scripts, help, outputs and generated pages anew; read the difference before a commit
+golden: ## Write recorded scripts, help, outputs and generated pages anew (FILES=...: by these tests alone); read the difference
 	@tools/venv dev
-	GOLDEN=write $(BIN)/pytest $$(grep -rlE 'GOLDEN|as_recorded' tests --include='test_*.py')
+	GOLDEN=write $(BIN)/pytest $(or $(FILES),$$(grep -rlE 'GOLDEN|as_recorded' tests --include='test_*.py'))
 
 pictures: ## Make the pictures of docs/images anew; needs Chromium
 	@tools/venv dev

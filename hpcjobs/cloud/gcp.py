@@ -35,7 +35,7 @@ _ACCELERATORS = {
 
 def _list_general() -> list[Machine]:
     families = (("e2-standard", 4.0, (2, 4, 8, 16, 32)), ("n2-standard", 4.0, (2, 4, 8, 16, 32, 48, 64, 80)))
-    return [Machine("gcp", f"{name}-{n}", n, n * gib) for name, gib, counts in families for n in counts]
+    return [Machine(f"{name}-{n}", n, n * gib) for name, gib, counts in families for n in counts]
 
 
 def _list_n1() -> list[Machine]:
@@ -45,17 +45,17 @@ def _list_n1() -> list[Machine]:
         16: (("t4", (1, 2, 4)), ("p100", (1, 2, 4)), ("v100", (2, 4, 8))),
         32: (("t4", (2, 4)), ("p100", (2, 4)), ("v100", (4, 8))),
     }
-    return [Machine("gcp", f"n1-standard-{n}", n, n * 3.75, attachable=models) for n, models in gpus.items()]
+    return [Machine(f"n1-standard-{n}", n, n * 3.75, attachable=models) for n, models in gpus.items()]
 
 
 def _list_accelerated() -> list[Machine]:
     g2 = ((4, 16, 1), (8, 32, 1), (12, 48, 1), (16, 64, 1), (24, 96, 2), (32, 128, 1), (48, 192, 4), (96, 384, 8))
     a2 = (("1g", 12, 85, 1), ("2g", 24, 170, 2), ("4g", 48, 340, 4), ("8g", 96, 680, 8))
     return [
-        *(Machine("gcp", f"g2-standard-{n}", n, gib, "l4", gpus) for n, gib, gpus in g2),
-        *(Machine("gcp", f"a2-highgpu-{name}", n, gib, "a100", gpus) for name, n, gib, gpus in a2),
-        *(Machine("gcp", f"a2-ultragpu-{name}", n, 2 * gib, "a100-80gb", gpus) for name, n, gib, gpus in a2),
-        Machine("gcp", "a3-highgpu-8g", 208, 1872, "h100", 8),
+        *(Machine(f"g2-standard-{n}", n, gib, "l4", gpus) for n, gib, gpus in g2),
+        *(Machine(f"a2-highgpu-{name}", n, gib, "a100", gpus) for name, n, gib, gpus in a2),
+        *(Machine(f"a2-ultragpu-{name}", n, 2 * gib, "a100-80gb", gpus) for name, n, gib, gpus in a2),
+        Machine("a3-highgpu-8g", 208, 1872, "h100", 8),
     ]
 
 

@@ -16,18 +16,18 @@ _UBUNTU_NVIDIA = "ubuntu24.04-cuda13.0"
 
 def _list_machines() -> list[Machine]:
     cpu = [
-        Machine("nebius", f"{platform}/{n}vcpu-{4 * n}gb", n, 4 * n)
+        Machine(f"{platform}/{n}vcpu-{4 * n}gb", n, 4 * n)
         for platform in ("cpu-d3", "cpu-e2")
         for n in (2, 4, 8, 16, 32, 48, 64, 80)
         if (platform, n) != ("cpu-d3", 2)
     ]
     gpu = [
-        Machine("nebius", "gpu-l40s-a/1gpu-8vcpu-32gb", 8, 32, "l40s", 1),
-        Machine("nebius", "gpu-h100-sxm/1gpu-16vcpu-200gb", 16, 200, "h100", 1),
-        Machine("nebius", "gpu-h100-sxm/8gpu-128vcpu-1600gb", 128, 1600, "h100", 8, fabric=True),
-        Machine("nebius", "gpu-h200-sxm/1gpu-16vcpu-200gb", 16, 200, "h200", 1),
-        Machine("nebius", "gpu-h200-sxm/8gpu-128vcpu-1600gb", 128, 1600, "h200", 8, fabric=True),
-        Machine("nebius", "gpu-b200-sxm/8gpu-160vcpu-1792gb", 160, 1792, "b200", 8, fabric=True),
+        Machine("gpu-l40s-a/1gpu-8vcpu-32gb", 8, 32, "l40s", 1),
+        Machine("gpu-h100-sxm/1gpu-16vcpu-200gb", 16, 200, "h100", 1),
+        Machine("gpu-h100-sxm/8gpu-128vcpu-1600gb", 128, 1600, "h100", 8, fabric=True),
+        Machine("gpu-h200-sxm/1gpu-16vcpu-200gb", 16, 200, "h200", 1),
+        Machine("gpu-h200-sxm/8gpu-128vcpu-1600gb", 128, 1600, "h200", 8, fabric=True),
+        Machine("gpu-b200-sxm/8gpu-160vcpu-1792gb", 160, 1792, "b200", 8, fabric=True),
     ]
     return cpu + gpu
 

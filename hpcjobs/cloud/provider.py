@@ -43,7 +43,6 @@ Level = Literal["error", "warning", "note"]
 class Machine(NamedTuple):
     """A machine type: CPUs as the guest sees them, memory in GiB, and its GPUs."""
 
-    provider: str
     name: str
     cpus: int
     mem_gib: float
@@ -82,6 +81,10 @@ class CloudProvider(NamedTuple):
     """Arguments of Terraform that follow from the environment."""
     install_driver: str | None = None
     """Shell commands that build NVIDIA's driver on an image without one."""
+
+    def find_machine(self, name: str) -> Machine | None:
+        """The machine type of that name, if it sells one; another cloud may use the name too."""
+        return next((machine for machine in self.machines if machine.name == name), None)
 
 
 def gib(size: str) -> int:

@@ -279,7 +279,6 @@ class Cloud(Frozen, frozen=True, kw_only=True):
                 raise ValueError(f"{field} {name!r}: letters, digits and '._/:-', at most 200")
 
 
-MACHINES = {machine.name: machine for provider in PROVIDERS.values() for machine in provider.machines}
 _BANDS = ((1024, 9984, 256), (10240, 102400, 2560))
 _FILESTORE_GIB = {
     "BASIC_HDD": ((1024, 65433, 1),), "BASIC_SSD": ((2560, 65433, 1),),
@@ -350,8 +349,8 @@ def resolve_cluster(site: Site) -> Cluster:
     return Cluster(
         site=site,
         cloud=cloud,
-        machine=MACHINES[cloud.machine],
-        head=MACHINES[cloud.head.machine],
+        machine=_machine(cloud, cloud.machine),
+        head=_machine(cloud, cloud.head.machine),
         partition=partition,
         node=site.partitions[partition],
         ssh_keys=tuple(_public_key(path, key) for key in cloud.ssh.keys),
@@ -372,7 +371,7 @@ def _contradictions(site: Site, cloud: Cloud) -> Iterator[_Problem]:
         yield _Problem("scheduler", f"a cloud cluster runs slurm, not {site.scheduler}")
     for key, name in (("cloud.machine", cloud.machine), ("cloud.head.machine", cloud.head.machine)):
         yield from _unknown_machine(cloud, key, name)
-    machine = MACHINES[cloud.machine]
+    machine = _machine(cloud, cloud.machine)
     yield from _wrong_gpus(cloud, machine)
     if (name := _partition(site, cloud)) not in site.partitions:
         yield _Problem("cloud.partition", f"the site has no partition {name!r}", nearest(name, site.partitions))
@@ -382,12 +381,19 @@ def _contradictions(site: Site, cloud: Cloud) -> Iterator[_Problem]:
 
 
 def _unknown_machine(cloud: Cloud, key: str, name: str) -> Iterator[_Problem]:
-    sold = {machine.name for machine in PROVIDERS[cloud.provider].machines}
-    if name in sold:
+    provider = PROVIDERS[cloud.provider]
+    if provider.find_machine(name) is not None:
         return
-    if name in MACHINES:
-        yield _Problem(key, f"{name} is a machine of {MACHINES[name].provider}, not of {cloud.provider}")
+    for other in PROVIDERS.values():
+        if other.find_machine(name) is not None:
+            yield _Problem(key, f"{name} is a machine of {other.name}, not of {cloud.provider}")
+    sold = [machine.name for machine in provider.machines]
     yield _Problem(key, f"{cloud.provider} has no machine type {name!r}", nearest(name, sold))
+
+
+def _machine(cloud: Cloud, name: str) -> Machine:
+    """The machine type, which ``_unknown_machine`` has checked."""
+    return next(machine for machine in PROVIDERS[cloud.provider].machines if machine.name == name)
 
 
 def _wrong_gpus(cloud: Cloud, machine: Machine) -> Iterator[_Problem]:

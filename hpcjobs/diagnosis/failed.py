@@ -204,7 +204,7 @@ def fill_fix(fix: str, values: Mapping[str, str], *, by_hpcjobs: bool) -> str:
 def _value(name: str, values: Mapping[str, str], by_hpcjobs: bool) -> str:
     if name == "again":
         return f"hpcjobs rerun {values.get('job', 'JOB')}" if by_hpcjobs else "sbatch"
-    if name not in values:
+    if name not in values or values[name].startswith("-"):  # it would be an option of the command
         return name.upper()
     return values[name] if name in _ADVICE else shlex.quote(values[name])  # of a log: anybody's text
 

@@ -300,7 +300,7 @@ def gather_entry(entry: Entry, *, log: Path | None = None) -> Subject:
     record = next((r for r in records if r.state.ended and r.state is not State.COMPLETED), records[0])
     index = read_count(record.job_id.rpartition("_")[2]) if entry.array is not None and "_" in record.job_id else None
     task = entry if index is None else msgspec.structs.replace(entry, task=index)
-    facts, own = JobFacts(record.job_id, by_hpcjobs=True), record.source in ("job", "local", "nobody")
+    facts, own = JobFacts(record.job_id, by_hpcjobs=True), record.source in ("job", "nobody")
     account = None
     if entry.kind.has_accounting and not errors and is_reachable(entry) and record.state is not State.PENDING:
         account = _account(entry, record.job_id)

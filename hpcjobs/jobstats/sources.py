@@ -416,7 +416,7 @@ def gather(job_filter: JobFilter, *, site: str | Site | None = None) -> Accounti
     jobs_site = site if isinstance(site, Site) else site_or_cluster(site)
     doubts, notes = Doubts(), list[str]()
     if not jobs_site.kind.has_accounting:
-        jobs = derive(_query_local(job_filter, jobs_site), jobs_site, source="local")
+        jobs = derive(_query_local(job_filter, jobs_site), jobs_site, source=jobs_site.scheduler)
     else:
         try:
             jobs = _query_whole_jobs(job_filter, jobs_site, doubts)

@@ -13,6 +13,7 @@ import msgspec
 
 from hpcjobs.errors import ConfigError, HpcJobsWarning
 from hpcjobs.files import config_dir, leads_elsewhere
+from hpcjobs.scheduler_kind import CLUSTER, find_kind
 from hpcjobs.site.checks import Frozen
 from hpcjobs.site.machine import (
     EVERY_CLUSTER,
@@ -167,7 +168,7 @@ def _policies(path: Path) -> Iterator[tuple[str, AppliedPolicy]]:
         return
     stated = {key: tree[key] for key in _Section.__struct_fields__ if key in tree}
     section = convert_tree(stated | {"policy": files[0].tree["policy"]}, _Section, files)
-    if section.cluster is None and tree.get("scheduler") != "local":
+    if section.cluster is None and find_kind(str(tree.get("scheduler", CLUSTER))).has_nodes:
         raise ConfigError(
             f"{where_of(files[0], ('policy',))}: policy: the file names no cluster (Slurm's ClusterName), by which "
             "jobs of other site files come under the policy",

@@ -40,8 +40,9 @@ def sized(provider: str, *, nodes: int, gpus: bool = True, capacity: str = "ordi
         del cloud["gpu"]
         cloud["network"].pop("fabric", None)
         cloud["machine"] = NO_GPU[provider]
-        cpus = 8 if provider == "gcp" else 16
-        partition["node"], partition["defaults"] = {"cpus": cpus, "mem": "28G"}, {}
+        machine = section.PROVIDERS[provider].find_machine(NO_GPU[provider])
+        assert machine is not None
+        partition["node"], partition["defaults"] = {"cpus": machine.cpus, "mem": "28G"}, {}
     if capacity == "spot":
         cloud["spot"] = True
     if capacity == "reserved":

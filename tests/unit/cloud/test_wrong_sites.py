@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from site_folders import user_folder
-from sites import saved, sized, tree
+from sites import NO_GPU, saved, sized, tree
 
-from hpcjobs.cloud.section import resolve_cluster
+from hpcjobs.cloud.provider import Machine
+from hpcjobs.cloud.section import PROVIDERS, resolve_cluster
 from hpcjobs.errors import ConfigError
 
 Site = dict[str, Any]
@@ -193,3 +194,15 @@ def test_a_name_whose_service_account_would_end_with_a_hyphen_is_refused() -> No
     with pytest.raises(ConfigError, match="which GCP refuses"):
         resolve_cluster(saved(sized("gcp", nodes=2), name="a" * 29))
     assert resolve_cluster(saved(sized("gcp", nodes=2), name="a" * 28)).name == "a" * 28
+
+
+def test_a_machine_type_is_that_of_its_cloud_where_two_have_the_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = NO_GPU["gcp"]
+    twin, other = Machine(name, 8, 29), Machine(name, 8, 30)
+    for provider, machine in (("gcp", twin), ("nebius", other)):
+        monkeypatch.setitem(PROVIDERS, provider, PROVIDERS[provider]._replace(machines=(machine,)))
+    site = sized("gcp", nodes=1, gpus=False)
+    site["cloud"]["head"] = {"machine": name}
+    assert resolve_cluster(saved(site)).machine == twin

@@ -95,6 +95,11 @@ def test_a_command_has_what_the_log_names_as_one_word() -> None:
     assert shlex.split(fix[0].partition("  # ")[0]) == ["ls", "-l", "/a b;id>c"]
 
 
+def test_what_the_log_names_is_no_option_of_a_command() -> None:
+    fix = explain("slurmstepd: error: execve(): --reference=/etc/shadow: Permission denied").fix
+    assert fix[0].startswith("chmod +x PROGRAM ")
+
+
 def test_no_placeholder_of_a_rule_is_unknown() -> None:
     of_the_job = {*("again", "job", "site", "host", "rank", "nodes", "run_dir", "requested_memory", "more_memory")}
     of_the_job |= {*("python", "time_limit", "more_time", "package", "of_file", "install", "other_python")}

@@ -12,6 +12,8 @@ from site_folders import user_folder, write_site
 
 from hpcjobs.errors import ConfigError, RequestError
 from hpcjobs.scheduler.slurm.parse import SEPARATOR
+from hpcjobs.scheduler_kind import KINDS
+from hpcjobs.site.library import policies_of_job
 
 POLICY = """\
 cluster: big
@@ -228,6 +230,12 @@ def test_a_policy_without_a_cluster_is_refused(centre: Path) -> None:
     answer = within("submit", "--site", "big", "--dry-run", "true")
     assert answer.code == ConfigError.exit_code
     assert f"{centre}:8: policy: the file names no cluster" in answer.err
+
+
+def test_a_policy_of_a_scheduler_without_nodes_needs_no_cluster(centre: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KINDS, "spool", KINDS["local"])
+    centre.write_text(POLICY.replace("cluster: big\n", "scheduler: spool\n"))
+    assert [policy.path for policy in policies_of_job("big", ())] == [str(centre)]
 
 
 @pytest.fixture

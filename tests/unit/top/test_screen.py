@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import cast
 
@@ -174,7 +175,7 @@ def test_logs_and_why_are_shown_as_they_are_and_escape_leaves_them() -> None:
         await until(pilot, lambda: "cause: [bold] is no markup" in text_of(app))
         await pilot.press("escape")
         await until(pilot, lambda: "JOB" in text_of(app))
-        assert actions.calls == [("log", "44"), ("why", "44")]
+        assert [call for call, _ in groupby(actions.calls)] == [("log", "44"), ("why", "44")]  # a log is read again
 
     drive(steps)
 
