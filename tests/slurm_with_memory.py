@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from slurm_rows import accounted_row, print_rows, queued_row
 
 _SCRIPT = r"""#!/bin/bash
 # A line of `jobs`: id, state, submit time, script, tasks. Jobs wait or run until they are cancelled, or end at once.
@@ -27,8 +28,7 @@ case ${0##*/} in
         while read -r id state at script array; do
             case $state$* in *--states=all* | PENDING* | RUNNING*) ;; *) continue ;; esac
             [ "$array" = - ] || id="${id}_[$array]"
-            printf '%s\x1f' "$id" job "$state" None compute '' 1 "$at" N/A 0:00 1:00:00
-            echo "$script"
+            {queued}
         done <jobs
         ;;
     sacct)
@@ -36,8 +36,7 @@ case ${0##*/} in
             case $* in
                 *JobID,SubmitLine*) printf '%s\x1f%s\n' "$id" "sbatch --parsable $script" ;;
                 *) case " ${*//[,=]/ } " in *" $id "*)
-                    printf '%s\x1f' "$id" job "$state" None compute None 1 "$at" "$at" "$at" 0
-                    printf '%s\x1f%s\n' "sbatch --parsable $script" 0:0
+                    {accounted}
                     ;;
                 esac ;;
             esac
@@ -47,6 +46,9 @@ case ${0##*/} in
     scancel) for id in "$@"; do sed -Ei "s/^$id (PENDING|RUNNING)/$id CANCELLED/" jobs; done ;;
 esac
 """
+_JOB = {"JobID": "$id", "State": "$state", "Partition": "compute", "Submit": "$at"}
+_QUEUED = queued_row(**_JOB, NodeList="", Start="N/A", Elapsed="0:00", Command="$script")
+_ACCOUNTED = accounted_row(**_JOB, NodeList="None", ElapsedRaw=0, SubmitLine="sbatch --parsable $script")
 
 
 class SlurmWithMemory:
@@ -55,8 +57,9 @@ class SlurmWithMemory:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir()
+        script = _SCRIPT.replace("{queued}", print_rows(_QUEUED)).replace("{accounted}", print_rows(_ACCOUNTED))
         for name in ("sbatch", "squeue", "scontrol", "scancel", "sacct"):
-            (folder / name).write_text(_SCRIPT)
+            (folder / name).write_text(script)
             (folder / name).chmod(0o755)
         self.clear()
 

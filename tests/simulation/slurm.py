@@ -407,7 +407,7 @@ class Slurm:
             "V": _epoch(job.submit), "S": _epoch(job.start) or "N/A", "M": _clock(self._elapsed(job)),
             "l": _short_clock(job.time_limit_s), "o": job.script, "u": USER, "a": "me", "q": "normal",
         }  # fmt: skip
-        return re.sub(r"%(\w)", lambda match: values[match[1]], form)
+        return re.sub(r"%(\w)", lambda match: values.get(match[1], ""), form)
 
     def _elapsed(self, job: Job) -> float:
         if job.start is None or job.state == "PENDING":
@@ -465,7 +465,7 @@ class Slurm:
             "ElapsedRaw": str(int((end if end is not None else self.world.now) - row.start)) if row.start else "0",
             "User": USER,
         }  # fmt: skip
-        return values[name]
+        return values.get(name, "")
 
     def _scontrol(self, argv: list[str], env: dict[str, str]) -> str:
         arguments = [token for token in argv if not token.startswith("--")]

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 from commandline import Answer, hpcjobs, ok, start, within
 from scripted_slurm import answer
+from slurm_rows import accounted_row, print_rows, queued_row
 from waiting import eventually
 
 from hpcjobs.errors import RequestError
@@ -41,12 +42,8 @@ def cluster(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     answers = tmp_path / "slurm"
     answers.mkdir()
     answer(answers, "sbatch", "echo 42")
-    answer(
-        answers,
-        "squeue",
-        r"printf '42\037true\037PENDING\037Priority\037main\037\0371\037%s\037N/A\0370:00\0371:00:00\037x\n' "
-        "$(date +%s)",
-    )
+    row = queued_row(JobID=42, JobName="true", State="PENDING", Reason="Priority", Submit="$(date +%s)")
+    answer(answers, "squeue", print_rows(row))
     answer(answers, "sacct", ":")
     answer(answers, "scancel", ":")
     monkeypatch.setenv("PATH", f"{answers}:{os.environ['PATH']}")
@@ -58,8 +55,8 @@ def ended(cluster: Path, code: int, *, state: str | None = None) -> None:
     state = state or ("COMPLETED" if code == 0 else "FAILED")
     answer(cluster, "squeue", ":")
     now = int(time.time())
-    row = ["42", "true", state, "None", "main", "n1", "1", str(now), str(now), str(now + 2), "2", "", f"{code}:0"]
-    answer(cluster, "sacct", "printf '" + "\\037".join(row) + "\\n'")
+    row = accounted_row(JobID=42, JobName="true", State=state, Submit=now, End=now + 2, ExitCode=f"{code}:0")
+    answer(cluster, "sacct", print_rows(row))
 
 
 def tree(folder: Path) -> dict[str, tuple[int, int]]:
@@ -476,9 +473,8 @@ def test_a_job_that_ended_while_slurmctld_was_away_met_no_time_limit_whatever_th
     now = int(time.time())
     end = {"job_id": "42", "state": state, "exit_code": code, "nodes": "n1"}
     (run_dir / "state.json").write_text(json.dumps(end | {"started": now - 900, "ended": now - 870}))
-    times = [str(now), str(now - 900), str(now - 100), "800"]
-    row = ["42", "true", "TIMEOUT", "None", "main", "n1", "1", *times, "", "0:0"]
-    answer(cluster, "sacct", "printf '" + "\\037".join(row) + "\\n'")
+    times = {"Submit": now, "Start": now - 900, "End": now - 100, "ElapsedRaw": 800}
+    answer(cluster, "sacct", print_rows(accounted_row(JobID=42, JobName="true", State="TIMEOUT", **times)))
     answer(cluster, "squeue", ":")
     waited = within("wait", "42")
     assert (waited.code, f"job 42 {state}" in waited.err) == (code, True)
@@ -491,8 +487,8 @@ def test_waiting_for_a_job_that_met_its_time_limit_never_says_that_it_was_cancel
     now = int(time.time())
     end = {"job_id": "42", "state": "CANCELLED", "exit_code": 143, "nodes": "n1"}  # all that the job knows of a SIGTERM
     (run_dir / "state.json").write_text(json.dumps(end | {"started": now - 70, "ended": now}))
-    row = ["42", "true", "TIMEOUT", "None", "main", "n1", "1", str(now - 70), str(now - 70), str(now), "70", "", "0:0"]
-    answer(cluster, "sacct", "printf '" + "\\037".join(row) + "\\n'")
+    times = {"Submit": now - 70, "End": now, "ElapsedRaw": 70}
+    answer(cluster, "sacct", print_rows(accounted_row(JobID=42, JobName="true", State="TIMEOUT", **times)))
     answer(cluster, "squeue", ":")
     answered = within("wait", "42")
     assert answered.code != 0

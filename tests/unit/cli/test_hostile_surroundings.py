@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from commandline import Answer, hpcjobs, ok, within
+from slurm_rows import accounted_row, print_rows
 
 import hpcjobs as package
 from hpcjobs.run import index
@@ -30,9 +31,8 @@ def cluster(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # what is left to the end is written as users have it
     commands = tmp_path / "slurm"
     commands.mkdir()
-    now = str(int(time.time()))
-    row = "\\037".join(["42", "true", "FAILED", "None", "main", "n1", "1", now, now, now, "2", "", "3:0"])
-    for name, script in {"sbatch": "echo 42", "sacct": f"printf '{row}\\n'"}.items():
+    row = accounted_row(JobID=42, JobName="true", State="FAILED", ExitCode="3:0")
+    for name, script in {"sbatch": "echo 42", "sacct": print_rows(row)}.items():
         stub(commands, name, script)
     for name in ("squeue", "scontrol", "scancel", "sinfo"):
         stub(commands, name, ":")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from commandline import ok, within
 from scripted_slurm import answer
+from slurm_rows import print_rows, queued_row
 
 TOMORROW = 14 * 3600
 
@@ -82,8 +83,8 @@ def test_an_earlier_start_is_looked_for_without_a_partition_where_a_plugin_choos
     estimates = f"*--partition*) {named} ;; *--time=00:15:00*) {short} ;; *--test-only*) {start} ;;"
     answer(cluster, "sbatch", f'case "$*" in {estimates} *) echo 7 ;; esac')
     run_dir = ok("submit", "--site", "./site.yaml", "-t", "1h", "--json", "true").json["run_dir"]
-    row = ["7", "true", "PENDING", "Priority", "main", "", "1", str(int(time.time())), "N/A", "0:00", "1:00:00"]
-    answer(cluster, "squeue", "printf '" + "\\037".join([*row, f"{run_dir}/job.sh"]) + "\\n'")
+    row = queued_row(JobName="true", State="PENDING", Reason="Priority", Command=f"{run_dir}/job.sh")
+    answer(cluster, "squeue", print_rows(row))
     answer(cluster, "sacct", ":")
     explained = ok("why", "7", "--json").json
     assert [(row["partition"], row["time"]) for row in explained["sooner"]] == [(None, "00:15:00")]

@@ -12,6 +12,7 @@ import yaml
 from commandline import await_answer, hpcjobs, ok, start, within
 from recorded import put_login_node_on_path, put_on_path
 from scripted_slurm import answer
+from slurm_rows import accounted_row, print_rows, queued_row
 
 PARTITIONS = "scontrol --all --oneliner show partition"
 NODES = "scontrol --all --oneliner show node"
@@ -137,17 +138,18 @@ _ROWS = """\
 n=40
 while read -r line; do
     n=$((n + 1))
-    printf '%s\\037sites-check\\037{state}\\037{middle}\\n' $n{script}
+    {row}
 done <{folder}/sbatch.asked
 """
+_NOW = "$(date +%s)"
 
 
 def queue_jobs(commands: Path) -> None:
     """sbatch takes every job, from number 41 on; each of them waits in the queue."""
     answer(commands, "sbatch", f"echo $((40 + $(wc -l <{commands}/sbatch.asked)))")
-    waiting = "Resources\\037any\\037\\0371\\037'$(date +%s)'\\037\\0370:00\\0375:00\\037%s"
-    rows = _ROWS.format(state="PENDING", middle=waiting, script=' "${line##* }"', folder=commands)
-    answer(commands, "squeue", rows)
+    job = {"JobID": "$n", "JobName": "sites-check", "State": "PENDING", "Reason": "Resources", "Partition": "any"}
+    row = queued_row(**job, Submit=_NOW, TimeLimit="5:00", Command="${line##* }")
+    answer(commands, "squeue", _ROWS.format(row=print_rows(row), folder=commands))
     answer(commands, "scancel", ":")
 
 
@@ -182,9 +184,8 @@ def test_a_trial_job_that_the_cluster_moved_to_another_partition_says_nothing_of
     written("cpu", commands, node_local=[])
     queue_jobs(commands)
     answer(commands, "squeue", ":")
-    ended = "None\\037long\\037tu01\\0371\\037'$(date +%s)'\\037'$(date +%s)'\\037'$(date +%s)'\\0371\\037\\0370:0"
-    rows = _ROWS.format(state="COMPLETED", middle=ended, script="", folder=commands)
-    answer(commands, "sacct", rows)
+    row = accounted_row(JobID="$n", JobName="sites-check", Partition="long", NodeList="tu01", Submit=_NOW)
+    answer(commands, "sacct", _ROWS.format(row=print_rows(row), folder=commands))
     done = hpcjobs("sites", "check", "mine", "--run", "--json")
     findings = {f["subject"]: (f["verdict"], f["text"]) for f in done.json["findings"]}
     verdict, text = findings["job in short by the default launcher"]
@@ -200,8 +201,8 @@ def test_a_trial_job_names_no_partition_where_a_plugin_of_the_cluster_chooses_it
     written(cluster, commands, node_local=[], chooses_partition=True)
     answer(commands, "sbatch", f"echo $((40 + $(wc -l <{commands}/sbatch.asked)))")
     answer(commands, "squeue", ":")
-    ended = "None\\037chosen\\037tu01\\0371\\037'$(date +%s)'\\037'$(date +%s)'\\037'$(date +%s)'\\0371\\037\\0370:0"
-    answer(commands, "sacct", _ROWS.format(state="COMPLETED", middle=ended, script="", folder=commands))
+    row = accounted_row(JobID="$n", JobName="sites-check", Partition="chosen", NodeList="tu01", Submit=_NOW)
+    answer(commands, "sacct", _ROWS.format(row=print_rows(row), folder=commands))
     done = hpcjobs("sites", "check", "mine", "--run", "--json")
     trials = {f["subject"]: f["text"] for f in done.json["findings"] if f["subject"].startswith("job ")}
     subject = f"job with {gpu} GPU and no partition named by the default launcher"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from commandline import within
 from scripted_slurm import answer
+from slurm_rows import print_rows, queued_row
 
 from hpcjobs.errors import RequestError
 from hpcjobs.run.drill import drill
@@ -33,10 +34,12 @@ def test_a_drill_whose_second_job_slurm_refuses_leaves_no_first_one(
     commands.mkdir()
     monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
     (here / "mine.yaml").write_text("{partitions: {batch: {nodes: 2, node: {cpus: 4}}}}\n")
-    row = "41\\037drill-alone\\037PENDING\\037Resources\\037batch\\037\\0372\\037'$(date +%s)'\\037\\0370:00\\0375:00"
+    job = {"JobID": 41, "JobName": "drill-alone", "State": "PENDING", "Reason": "Resources", "Partition": "batch"}
+    script = f"$(head -n1 {commands}/sbatch.asked | sed 's/.* //')"
+    row = queued_row(**job, NNodes=2, Submit="$(date +%s)", TimeLimit="5:00", Command=script)
     refusal = "echo 'Batch job submission failed: Job violates accounting/QOS policy' >&2; exit 1"
     answer(commands, "sbatch", f"[ $(wc -l <{commands}/sbatch.asked) = 1 ] && echo 41 && exit; {refusal}")
-    answer(commands, "squeue", f"printf '{row}\\037%s\\n' $(head -n1 {commands}/sbatch.asked | sed 's/.* //')")
+    answer(commands, "squeue", print_rows(row))
     answer(commands, "scancel", ":")
     done = within("drill", "timeout", "--site", "./mine.yaml")
     assert (done.code, "Job violates accounting/QOS policy" in done.err) == (7, True), done

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from commandline import await_answer, start
 from scripted_slurm import answer
+from slurm_rows import print_rows, queued_row
 
 from hpcjobs.cli.fabric import silent_first_node
 from hpcjobs.run.index import Entry
@@ -58,9 +59,10 @@ def test_whoever_interrupts_a_check_that_waits_reads_that_its_job_goes_on(
     commands.mkdir()
     monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
     (here / "mine.yaml").write_text("{partitions: {batch: {nodes: 2, node: {cpus: 4}}}}\n")
-    row = "41\\037fabric\\037PENDING\\037Resources\\037batch\\037\\0372\\037'$(date +%s)'\\037\\0370:00\\0375:00"
+    job = {"JobID": 41, "JobName": "fabric", "State": "PENDING", "Reason": "Resources", "Partition": "batch"}
+    row = queued_row(**job, NNodes=2, Submit="$(date +%s)", TimeLimit="5:00")
     answer(commands, "sbatch", "echo 41")
-    answer(commands, "squeue", f"printf '{row}\\037x\\n'")
+    answer(commands, "squeue", print_rows(row))
     check = start("fabric", "--site", "./mine.yaml", *options)
     assert check.stderr is not None
     assert check.stderr.readline().startswith("hpcjobs: job 41 on site mine")

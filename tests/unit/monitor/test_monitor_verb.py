@@ -16,12 +16,12 @@ import msgspec
 import pytest
 from commandline import hpcjobs, ok, start, within
 from scripted_slurm import answer
+from slurm_rows import queued_row
 from waiting import eventually
 
 from hpcjobs.files import write_beside
 from hpcjobs.run import index, steps, wait
 from hpcjobs.run.index import Entry
-from hpcjobs.scheduler.slurm.parse import SEPARATOR
 
 Watch = Callable[..., subprocess.Popen[str]]
 
@@ -336,9 +336,8 @@ class TwoNodes:
             file.writelines(json.dumps(line) + "\n" for line in ([] if path.stat().st_size else [head]) + [sample])
 
     def _write_queue(self, nodes: str | None) -> None:
-        now, script = str(int(time.time())), str(self._run_dir / "job.sh")
-        row = ["7", "any", "RUNNING", "None", "batch", nodes or "", "2", now, now, "0:09", "1:00:00", script]
-        write_beside(self._queue, SEPARATOR.join(row) + "\n" if nodes else "")
+        job = {"JobName": "any", "Partition": "batch", "NNodes": 2, "Command": self._run_dir / "job.sh"}
+        write_beside(self._queue, queued_row(**job, NodeList=nodes) + "\n" if nodes else "")
 
 
 def test_a_job_that_goes_on_with_fewer_nodes_is_cancelled_once_these_are_idle(

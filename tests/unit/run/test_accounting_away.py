@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from commandline import ok, within
 from scripted_slurm import answer
+from slurm_rows import accounted_row, print_rows, queued_row
 
 from hpcjobs.diagnosis.gather import gather_entry
 from hpcjobs.files import user_name
@@ -58,8 +59,9 @@ def test_a_job_that_left_the_queue_is_not_unknown_while_the_accounting_is_away(
 ) -> None:
     job(here, "1")
     waiting = job(here, "2", state="FAILED")
-    row = ["2", "job2", "PENDING", "Resources", "main", "", "1", str(NOW - 600), "N/A", "0:00", "1:00:00"]
-    answer(slurm, "squeue", "printf '" + "\\037".join([*row, f"{waiting.run_dir}/job.sh"]) + "\\n'")
+    own = {"JobID": 2, "JobName": "job2", "Command": f"{waiting.run_dir}/job.sh"}
+    row = queued_row(**own, State="PENDING", Reason="Resources", Submit=NOW - 600)
+    answer(slurm, "squeue", print_rows(row))
     answer(slurm, "sacct", away)
     listed = within("ps", "--json")
     assert listed.code == 8
@@ -91,16 +93,16 @@ def test_a_short_job_of_sbatch_is_known_while_slurmdbd_has_no_name_for_it(here: 
         f"JobId=7 JobName=job.sh UserId=root(0) JobState=COMPLETED Reason=None ExitCode=0:0 SubmitTime={NOW - 9}"
         f" StartTime={NOW - 9} EndTime={NOW - 9} NodeList=n1 NumNodes=1 Command={here}/job.sh"
     ).replace("root(0)", f"{user_name()}({os.getuid()})")
-    row = ["7", "allocation", "COMPLETED", "None", "", "n1", "1", *[str(NOW - 9)] * 3, "0", "", "0:0"]
+    row = accounted_row(JobName="allocation", Partition="", Submit=NOW - 9, ElapsedRaw=0)
     answer(slurm, "scontrol", f"case $* in *'show job'*) echo '{shown}';; esac")
-    answer(slurm, "sacct", "printf '" + "\\037".join(row) + "\\n'")
+    answer(slurm, "sacct", print_rows(row))
     assert ok("cancel", "7").out == "job 7 had ended before: COMPLETED\n"
     assert ok("wait", "7").code == 0
 
 
 def test_ps_lists_a_job_of_sbatch_that_the_accounting_does_not_have_yet(here: Path, slurm: Path) -> None:
-    row = ["7", "job.sh", "COMPLETED", "None", "main", "n1", "1", *[str(NOW - 9)] * 2, "0:01", "1:00", f"{here}/job.sh"]
-    answer(slurm, "squeue", "case $* in *states=all*) printf '" + "\\037".join(row) + "\\n';; esac")
+    row = queued_row(JobName="job.sh", State="COMPLETED", Submit=NOW - 9, Elapsed="0:01", Command=f"{here}/job.sh")
+    answer(slurm, "squeue", f"case $* in *states=all*) {print_rows(row)};; esac")
     assert records("-a")["7"]["state"] == "COMPLETED"
 
 
@@ -109,9 +111,9 @@ def test_the_nodes_of_a_job_that_has_just_ended_are_all_named(here: Path, slurm:
     entry = job(here, "7")
     content = {"job_id": "7", "state": "FAILED", "exit_code": 7, "started": NOW - 60, "ended": NOW - 9}
     (Path(entry.run_dir) / "state.json").write_text(json.dumps({**content, "nodes": "n[1-4]"}))
-    times = [str(NOW - 600), str(NOW - 60), str(NOW - 9)]
-    row = ["7", "allocation", "FAILED", "None", "", "n1", "1", *times, "51", "", "7:0"]
-    answer(slurm, "sacct", "printf '" + "\\037".join(row) + "\\n'")
+    times = {"Submit": NOW - 600, "Start": NOW - 60, "End": NOW - 9, "ElapsedRaw": 51}
+    row = accounted_row(JobName="allocation", State="FAILED", Partition="", **times, ExitCode="7:0")
+    answer(slurm, "sacct", print_rows(row))
     record = records("-a")["7"]
     assert (record["source"], record["node_list"], record["nnodes"]) == ("sacct", "n[1-4]", 4)
     assert "FAILED on n[1-4]" in within("wait", "7").err
@@ -139,21 +141,9 @@ def _of(entry: Entry, shown: str) -> str:
 def test_a_name_of_a_job_that_sbatch_submitted_names_it_in_every_verb_without_accounting(
     here: Path, slurm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = [
-        "7",
-        "plain",
-        "FAILED",
-        "NonZeroExitCode",
-        "main",
-        "n1",
-        "1",
-        str(NOW - 60),
-        str(NOW - 50),
-        "0:10",
-        "1:00:00",
-    ]
-    all_states = "printf '" + "\\037".join([*row, str(here / "plain.sh")]) + "\\n'"
-    answer(slurm, "squeue", f'case "$*" in *--states=all*) {all_states} ;; esac')
+    times = {"Submit": NOW - 60, "Start": NOW - 50, "Elapsed": "0:10"}
+    row = queued_row(JobName="plain", State="FAILED", Reason="NonZeroExitCode", **times, Command=here / "plain.sh")
+    answer(slurm, "squeue", f'case "$*" in *--states=all*) {print_rows(row)} ;; esac')
     answer(slurm, "sacct", NONE)
     (here / "out.txt").write_text("ValueError: no such batch\n")
     record = (
@@ -175,10 +165,9 @@ def test_a_name_of_a_job_that_sbatch_submitted_names_it_in_every_verb_without_ac
 def test_a_component_of_a_heterogeneous_job_is_named_as_slurm_names_it_without_accounting(
     here: Path, slurm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    times = [str(NOW - 60), str(NOW - 50), "0:10", "1:00:00", f"{here}/het.sh"]
-    rows = [["5+0", "het", "RUNNING", "None", "main", "n1", "1", *times]]
-    rows += [["5+1", "het", "RUNNING", "None", "main", "n2", "1", *times]]
-    answer(slurm, "squeue", "".join("printf '" + "\\037".join(row) + "\\n'\n" for row in rows))
+    own = {"JobName": "het", "Submit": NOW - 60, "Start": NOW - 50, "Elapsed": "0:10", "Command": f"{here}/het.sh"}
+    rows = queued_row(JobID="5+0", **own), queued_row(JobID="5+1", NodeList="n2", **own)
+    answer(slurm, "squeue", print_rows(*rows))
     answer(slurm, "sacct", NONE)
     answer(slurm, "scancel", ":")
     own = f"JobName=het HetJobIdSet=5-6 UserId={user_name()}({os.getuid()}) SubmitTime={NOW - 60} StartTime={NOW - 50}"
@@ -226,8 +215,8 @@ def test_a_code_that_sacct_prints_without_128_is_that_of_the_program(here: Path,
     entry = job(here, "7")
     content = {"job_id": "7", "state": "FAILED", "exit_code": 137, "started": NOW - 60, "ended": NOW - 9, "nodes": "n1"}
     (Path(entry.run_dir) / "state.json").write_text(json.dumps(content))
-    times = [str(NOW - 600), str(NOW - 60), str(NOW - 9)]
-    row = ["7", "job7", "FAILED", "None", "", "n1", "1", *times, "51", "", "9:0"]
-    answer(slurm, "sacct", "printf '" + "\\037".join(row) + "\\n'")
+    times = {"Submit": NOW - 600, "Start": NOW - 60, "End": NOW - 9, "ElapsedRaw": 51}
+    row = accounted_row(JobName="job7", State="FAILED", Partition="", **times, ExitCode="9:0")
+    answer(slurm, "sacct", print_rows(row))
     assert records("-a")["7"]["exit_code"] == 137
     assert within("wait", "7").code == 137

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from commandline import ok, within
 from scripted_slurm import answer
+from slurm_rows import queued_row
 from waiting import eventually
 
 from hpcjobs.run import index
@@ -46,12 +47,12 @@ def job(here: Path, job_id: str, *, array: str | None = None, ended: float | Non
 
 def queue(slurm: Path, *tasks: tuple[str, str, Entry]) -> None:
     """squeue answers with these tasks: id, state, and the job that they are of."""
-    rows = [
-        [job_id, entry.name, state, "None", "main", "n1", "1", str(int(NOW - 60)), str(int(NOW - 50)), "1:00",
-         "1:00:00", f"{entry.run_dir}/job.sh"]
+    same = {"Submit": int(NOW - 60), "Start": int(NOW - 50), "Elapsed": "1:00", "NodeList": "n1"}
+    rows = (
+        queued_row(JobID=job_id, JobName=entry.name, State=state, **same, Command=f"{entry.run_dir}/job.sh")
         for job_id, state, entry in tasks
-    ]  # fmt: skip
-    (slurm / "queue").write_text("".join("\x1f".join(row) + "\n" for row in rows))
+    )
+    (slurm / "queue").write_text("".join(f"{row}\n" for row in rows))
     answer(slurm, "squeue", f"cat {slurm}/queue")
 
 

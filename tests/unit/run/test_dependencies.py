@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from commandline import ok, within
 from scripted_slurm import answer
+from slurm_rows import print_rows, queued_row
 
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
@@ -93,14 +94,14 @@ def test_a_dependency_on_a_job_that_has_ended_otherwise_is_refused_and_not_left_
 
 
 def test_a_job_whose_state_slurm_calls_by_a_name_of_a_later_version_is_one_that_still_runs(jobs: Path) -> None:
-    row = ["11", "plain", "THINKING", "None", "main", "n1", "1", "%s", "N/A", "0:00", "1:00:00", "x"]
-    answer(jobs, "squeue", "printf '" + "\\037".join(row) + "\\n' $(date +%s)")
+    row = queued_row(JobID=11, JobName="plain", State="THINKING", Submit="$(date +%s)", Start="N/A", Elapsed="0:00")
+    answer(jobs, "squeue", print_rows(row))
     assert within("submit", "--after", "plain", "true").code == 0
 
 
 def test_waiting_ends_when_what_a_job_depends_on_can_never_happen(jobs: Path) -> None:
-    row = ["11", "plain", "PENDING", "DependencyNeverSatisfied", "main", "", "1", "%s", "N/A", "0:00", "1:00:00", "x"]
-    answer(jobs, "squeue", "printf '" + "\\037".join(row) + "\\n' $(date +%s)")
+    job = {"JobID": 11, "JobName": "plain", "State": "PENDING", "Reason": "DependencyNeverSatisfied"}
+    answer(jobs, "squeue", print_rows(queued_row(**job, Submit="$(date +%s)")))
     answered = within("wait", "--timeout", "20", "11")
     assert answered.code == 1
     assert "job 11 will not start: its dependency can never be satisfied" in answered.err

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from commandline import hpcjobs, ok, within
 from scripted_slurm import answer
+from slurm_rows import accounted_row, print_rows
 from waiting import eventually
 
 from hpcjobs.scaling.right_size import estimate_starts
@@ -56,11 +57,9 @@ def hostile(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host
     (here / "site_configs").mkdir()
     (here / "site_configs" / "mine.yaml").write_text(SITE)
     monkeypatch.setenv("HPCJOBS_SITE", "mine")
-    now = int(time.time())
-    fields = ["7", "true", "RUNNING", "None", "main", "n1", "1", now, now, "Unknown", "2", "", "0:0"]
-    row = "\\037".join(map(str, fields))
+    row = accounted_row(JobName="true", State="RUNNING", End="Unknown")
     scripts = {
-        "sbatch": "echo 7", "sacct": f"printf '{row}\\n'", "scontrol": "echo ClusterName = c", "squeue": _SQUEUE,
+        "sbatch": "echo 7", "sacct": print_rows(row), "scontrol": "echo ClusterName = c", "squeue": _SQUEUE,
         "scancel": ":", "sinfo": ":", "srun": ":",
     }  # fmt: skip
     for name, script in scripts.items():

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from commandline import ok, start, within
 from scripted_slurm import answer
+from slurm_rows import print_rows, queued_row
 from waiting import eventually
 
 from hpcjobs.run import archive, index
@@ -59,11 +60,10 @@ def write_state(folder: Path, state: str, **more: object) -> None:
     (folder / "state.json").write_text(json.dumps({**content, "ended": None, **more}))
 
 
-def queued(folder: Path) -> str:
+def queued(folder: Path, *, task: str = "") -> str:
     """squeue's answer: the job of the run folder runs."""
-    job_id = folder.name.removeprefix("job")
-    row = [job_id, folder.name, "RUNNING", "None", "main", "n1", "1", "%s", "%s", "1:00", "1:00:00", f"{folder}/job.sh"]
-    return "printf '" + "\\037".join(row) + "\\n' $(date +%s) $(date +%s)"
+    job_id = folder.name.removeprefix("job") + task
+    return print_rows(queued_row(JobID=job_id, JobName=folder.name, Submit="$(date +%s)", Command=f"{folder}/job.sh"))
 
 
 def test_old_jobs_are_listed_and_removed_only_when_asked(here_with_slurm: Path, tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_a_task_of_an_array_is_archived_once_all_tasks_have_ended(here_with_slur
         (folder / str(task)).mkdir()
         content = {"job_id": f"26_{task}", "state": state, "exit_code": 0, "started": 1, "ended": ended, "nodes": "n"}
         (folder / str(task) / "state.json").write_text(json.dumps(content))
-    answer(tmp_path / "slurm", "squeue", queued(folder).replace("'26\\037", "'26_1\\037"))
+    answer(tmp_path / "slurm", "squeue", queued(folder, task="_1"))
     refused = within("archive", "26_0")
     assert refused.code == 5
     assert "its files still change" in refused.err

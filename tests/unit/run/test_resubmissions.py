@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from commandline import ok, within
 from scripted_slurm import answer
+from slurm_rows import accounted_row, print_rows, queued_row
 
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
@@ -45,21 +46,21 @@ def job(here: Path) -> Entry:
 
 
 def queued(job_id: str, state: str, script: str) -> str:
-    row = [job_id, "job", state, "Dependency", "main", "", "1", str(HOUR_AGO), "N/A", "0:00", "1:00:00", script]
-    return "\\037".join(row) + "\\n"
+    waits = {"Reason": "Dependency", "NodeList": "", "Start": "N/A", "Elapsed": "0:00"}
+    return queued_row(JobID=job_id, State=state, Submit=HOUR_AGO, Command=script, **waits)
 
 
 def accounted(job_id: str, state: str, submitted: int, ended: int, code: int) -> str:
-    times = (str(submitted), str(submitted + 10), str(ended), str(ended - submitted))
-    return "\\037".join([job_id, "job", state, "None", "main", "n1", "1", *times, "", f"{code}:0"]) + "\\n"
+    times = {"Submit": submitted, "Start": submitted + 10, "End": ended, "ElapsedRaw": ended - submitted}
+    return accounted_row(JobID=job_id, State=state, **times, ExitCode=f"{code}:0")
 
 
 def test_ps_show_wait_and_cancel_know_the_job_that_continues_it(job: Entry, slurm: Path) -> None:
     script = f"{job.run_dir}/job.sh"
     first = accounted("1", "FAILED", NOW - 7200, HOUR_AGO, 85)
-    answer(slurm, "sacct", f"printf '{first}'")
+    answer(slurm, "sacct", print_rows(first))
     strangers = queued("3", "RUNNING", "/elsewhere/job.sh")
-    answer(slurm, "squeue", f"printf '{queued('2', 'PENDING', script)}{strangers}'")
+    answer(slurm, "squeue", print_rows(queued("2", "PENDING", script), strangers))
     (row,) = [each for each in msgspec.json.decode(ok("ps", "--json").out) if each["run_dir"] == job.run_dir]
     assert (row["record"]["job_id"], row["record"]["state"]) == ("1", "PENDING")
     assert "PENDING" in ok("show", "1").out
@@ -68,7 +69,7 @@ def test_ps_show_wait_and_cancel_know_the_job_that_continues_it(job: Entry, slur
     assert (slurm / "scancel.asked").read_text() == "--quiet 2\n"
 
     answer(slurm, "squeue", ":")
-    answer(slurm, "sacct", f"printf '{first}{accounted('2', 'COMPLETED', HOUR_AGO, NOW - 60, 0)}'")
+    answer(slurm, "sacct", print_rows(first, accounted("2", "COMPLETED", HOUR_AGO, NOW - 60, 0)))
     assert within("wait", "1").code == 0
 
 
@@ -79,7 +80,7 @@ def test_two_jobs_of_one_script_are_not_linked_before_the_first_one_has_ended_an
     script, folder = f"{job.run_dir}/job.sh", Path(job.run_dir)
     for name in ("state.json", "attempts.jsonl"):
         (folder / name).unlink()
-    answer(slurm, "squeue", f"printf '{queued('1', 'RUNNING', script)}{queued('2', 'PENDING', script)}'")
+    answer(slurm, "squeue", print_rows(queued("1", "RUNNING", script), queued("2", "PENDING", script)))
     assert ok("cancel", "1").code == 0
     assert (slurm / "scancel.asked").read_text() == "--quiet 1\n"
 
@@ -92,7 +93,7 @@ def test_a_later_job_of_the_script_is_not_linked_to_one_that_requeued_itself(
     script, written = f"{job.run_dir}/job.sh", Path(job.run_dir, "state.json")
     if state == "RUNNING":
         written.write_text(json.dumps(json.loads(written.read_text()) | {"started": NOW - 60, "state": state}))
-    answer(slurm, "squeue", f"printf '{queued('1', state, script)}{queued('2', 'PENDING', script)}'")
+    answer(slurm, "squeue", print_rows(queued("1", state, script), queued("2", "PENDING", script)))
     assert ok("cancel", "1").code == 0
     assert (slurm / "scancel.asked").read_text() == "--quiet 1\n"
     assert not Path(job.run_dir, "control", "continued").exists()

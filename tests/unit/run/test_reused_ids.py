@@ -11,11 +11,12 @@ import msgspec
 import pytest
 from commandline import ok, within
 from scripted_slurm import answer
+from slurm_rows import accounted_row, print_rows, queued_row
 
 from hpcjobs.files import user_name
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
-from hpcjobs.scheduler.slurm.parse import parse_scontrol, read_shown
+from hpcjobs.scheduler.slurm.parse import ACCOUNTED, ACCOUNTED_BEFORE_20_11, parse_scontrol, read_shown
 
 NOW = int(time.time())
 SITE = "{cluster: c, partitions: {main: {nodes: 2, node: {cpus: 4, mem: 8G}}}}\n"
@@ -26,14 +27,14 @@ def slurm(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cluster whose job 1, of plain sbatch, runs since a minute."""
     commands = tmp_path / "slurm"
     commands.mkdir()
-    times = [NOW - 60, NOW - 60, "1:00", "1:00:00"]
-    row = ["1", "later", "RUNNING", "None", "main", "n9", "1", *times, f"{here}/later.sh"]
+    own = {"JobID": 1, "JobName": "later", "NodeList": "n9", "Command": f"{here}/later.sh"}
+    row = queued_row(**own, Submit=NOW - 60, Elapsed="1:00")
     shown = (
         f"JobId=1 JobName=later UserId={user_name()}({os.getuid()}) GroupId=x(1) JobState=RUNNING Reason=None"
         f" ExitCode=0:0 SubmitTime={NOW - 60} StartTime={NOW - 60} TimeLimit=01:00:00 NodeList=n9 NumNodes=1"
         f" Command={here}/later.sh StdOut={here}/later.out"
     )
-    answer(commands, "squeue", "printf '" + "\\037".join(map(str, row)) + "\\n'")
+    answer(commands, "squeue", print_rows(row))
     answer(commands, "scontrol", f"case $* in *'show job'*) echo '{shown}';; *) echo ClusterName = c;; esac")
     answer(commands, "sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
     answer(commands, "scancel", ":")
@@ -83,17 +84,14 @@ def test_the_run_folder_means_the_earlier_job_which_ended(slurm: Path, earlier: 
     assert not (slurm / "scancel.asked").exists()
 
 
-COLUMNS = "JobID,JobName,State,Reason,Partition,NodeList,NNodes,Submit,Start,End,ElapsedRaw,{}ExitCode"
-
-
 def account(slurm: Path, script: str | None, *, submitted: int, name: str = "earlier") -> None:
     """Of job 1 the queue knows nothing, and sacct that it completed; ``script`` None: it keeps no commands."""
-    values = ["1", name, "COMPLETED", "None", "main", "n9", "1", submitted, submitted + 1, submitted + 2, "1"]
-    row = "\\037".join(map(str, [*values, *([f"sbatch --parsable {script}"] if script else []), "0:0"]))
-    columns = COLUMNS.format("SubmitLine," if script else "")
+    table, line = (ACCOUNTED, {"SubmitLine": f"sbatch --parsable {script}"}) if script else (ACCOUNTED_BEFORE_20_11, {})
+    times = {"Submit": submitted, "Start": submitted + 1, "End": submitted + 2, "ElapsedRaw": 1}
+    row = accounted_row(table, JobID=1, JobName=name, NodeList="n9", **times, **line)
     refusal = "echo 'sacct: fatal: Invalid field requested: \"SubmitLine\"' >&2; exit 1"
     answer(slurm, "squeue", ":")
-    answer(slurm, "sacct", f"case $* in *{columns}*) printf '{row}\\n' ;; *) {refusal} ;; esac")
+    answer(slurm, "sacct", f"case $* in *{','.join(table.columns)}*) {print_rows(row)} ;; *) {refusal} ;; esac")
 
 
 def test_a_job_that_the_controller_forgot_is_not_shown_with_the_end_of_the_job_that_got_its_id(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from slurm_rows import accounted_row, queued_row
 
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.slurm.estimates import parse_start
@@ -22,8 +23,26 @@ from hpcjobs.slurm_commands import list_accounted, list_queue
 RECORDED = Path(__file__).resolve().parents[2] / "data" / "slurm"
 
 
+_BOTH = ("JobID", "JobName", "State", "Reason", "Partition", "NodeList", "NNodes", "Submit", "Start")
+_TABLES = {
+    "squeue.txt": (queued_row, (*_BOTH, "Elapsed", "TimeLimit", "Command")),
+    "sacct.txt": (accounted_row, (*_BOTH, "End", "ElapsedRaw", "SubmitLine", "ExitCode")),
+}
+"""The columns that a recording has."""
+
+
 def recorded(name: str) -> str:
-    return (RECORDED / name).read_text(encoding="utf-8")
+    """The recording; of a table in the columns that are requested today."""
+    text = (RECORDED / name).read_text(encoding="utf-8")
+    if name not in _TABLES:
+        return text
+    make_row, columns = _TABLES[name]
+    pieces, last, rows = text.split(SEPARATOR), len(columns) - 1, list[str]()
+    for begin in range(0, len(pieces) - 1, last):  # a line's last value and the next one's first are one piece
+        ends = pieces[begin].rpartition("\n")[2], pieces[begin + last].partition("\n")[0]
+        values = (ends[0], *pieces[begin + 1 : begin + last], ends[1])
+        rows.append(make_row(**dict(zip(columns, values, strict=True))) + "\n")
+    return "".join(rows)
 
 
 def by_id(records: list[JobRecord]) -> dict[str, JobRecord]:
@@ -77,8 +96,8 @@ def test_the_accounting_is_read_with_exit_codes_signals_and_times() -> None:
     ("state", "started", "reason"), [("COMPLETED", "1795264464", None), ("CANCELLED by 0", "None", "BeginTime")]
 )
 def test_why_a_job_once_waited_is_no_reason_for_its_end(state: str, started: str, reason: str | None) -> None:
-    row = ["9", "a", state, "BeginTime", "cpu", "n1", "1", "1795264464", started, "1795264470", "6", "sbatch x", "0:0"]
-    (record,) = parse_sacct(SEPARATOR.join(row) + "\n")
+    row = accounted_row(State=state, Reason="BeginTime", Submit=1795264464, Start=started, End=1795264470)
+    (record,) = parse_sacct(row + "\n")
     assert record.reason == reason
 
 
@@ -96,8 +115,7 @@ def test_why_a_job_once_waited_is_no_reason_for_its_end(state: str, started: str
     ],
 )
 def test_the_script_of_an_accounted_job_is_that_of_its_sbatch(line: str, script: str | None) -> None:
-    row = ["9", "a", "FAILED", "None", "cpu", "n1", "1", "1795264464", "1795264464", "1795264470", "6", line, "3:0"]
-    (record,) = parse_sacct(SEPARATOR.join(row) + "\n")
+    (record,) = parse_sacct(accounted_row(State="FAILED", SubmitLine=line, ExitCode="3:0") + "\n")
     assert (record.command, record.exit_code) == (script, 3)
 
 
@@ -186,17 +204,14 @@ def test_output_of_another_shape_gives_no_records(parse: object, out: str) -> No
 
 
 def test_a_banner_and_a_line_cut_off_do_not_hide_the_jobs_beside_them() -> None:
-    complete = SEPARATOR.join(["7", "a", "RUNNING", "None", "main", "n1", "1", "9", "9", "Unknown", "4", "", "0:0"])
-    out = (
-        f"Welcome, 2 jobs of yours run\n{complete}\n8{SEPARATOR}b{SEPARATOR}RUN\n{complete.replace('7', '9', 1)}\nBye\n"
-    )
+    first, second = (accounted_row(JobID=job_id, State="RUNNING", End="Unknown") for job_id in (7, 9))
+    out = f"Welcome, 2 jobs of yours run\n{first}\n8{SEPARATOR}b{SEPARATOR}RUN\n{second}\nBye\n"
     assert [record.job_id for record in parse_sacct(out)] == ["7", "9"]
 
 
 @pytest.mark.parametrize("name", ["None", "Unknown", "N/A"])
 def test_a_job_may_have_a_word_for_nothing_as_its_name(name: str) -> None:
-    row = ["7", name, "PENDING", "None", "main", "", "1", "9", "N/A", "0:00", "1:00:00", "/r/job.sh"]
-    (record,) = parse_squeue(SEPARATOR.join(row) + "\n")
+    (record,) = parse_squeue(queued_row(JobName=name, State="PENDING") + "\n")
     assert record.name == name
 
 
@@ -226,9 +241,9 @@ def test_output_cut_short_anywhere_loses_rows_but_never_invents_any(name: str) -
 
 
 def test_values_that_nobody_knows_are_none() -> None:
-    row = ["7", "(null)", "PENDING", "None", "main", "None assigned", "1", "Unknown", "N/A", "0", "", "", ""]
-    assert len(row) == len(ACCOUNTED.columns)
-    (record,) = parse_sacct(SEPARATOR.join(row))
+    times = {"Submit": "Unknown", "Start": "N/A", "End": "0", "ElapsedRaw": ""}
+    row = accounted_row(JobName="(null)", State="PENDING", NodeList="None assigned", **times, ExitCode="")
+    (record,) = parse_sacct(row)
     nothing = (record.name, record.reason, record.node_list, record.submitted, record.started, record.ended)
     assert nothing == (None,) * 6
     assert (record.exit_code, record.signal, record.elapsed_s) == (None, None, None)
@@ -270,11 +285,9 @@ def test_a_text_without_an_estimate_gives_none() -> None:
 def test_a_job_of_a_federation_is_where_it_runs_and_not_where_it_was_revoked(
     states: list[str], expected: list[State]
 ) -> None:
-    middle = ("None", "cpu", "n1", "1")
     submits = range(1764000000, 1764000000 + len(states))
     rows = "".join(
-        "\x1f".join(("67108865", "train", state, *middle, str(submit), "1764000100", "1:00", "5:00", "/r/job.sh"))
-        + "\n"
+        queued_row(JobID=67108865, State=state, NodeList="n1", Submit=submit, Start=1764000100, Elapsed="1:00") + "\n"
         for submit, state in zip(submits, states, strict=True)
     )
     assert [record.state for record in parse_squeue(rows, lists_ended=True)] == expected
@@ -293,41 +306,20 @@ def test_of_a_job_that_ran_on_two_clusters_of_a_federation_the_last_start_is_acc
     clusters: tuple[str, str], order: int
 ) -> None:
     rows = [
-        "|".join(
-            (
-                "7",
-                "train",
-                state,
-                "",
-                "cpu",
-                "n1",
-                "1",
-                str(at),
-                str(at + 1),
-                str(at + 9),
-                "8",
-                "sbatch /r/job.sh",
-                "0:0",
-            )
-        )
+        accounted_row(State=state, Submit=at, Start=at + 1, End=at + 9, SubmitLine="sbatch /r/job.sh")
         for at, state in zip((1764000000, 1764000100), clusters, strict=True)
     ]
-    text = "".join(f"{row}\n".replace("|", ACCOUNTED.separator) for row in rows[::order])
+    text = "".join(f"{row}\n" for row in rows[::order])
     assert [record.state for record in parse_sacct(text)] == [State.TIMEOUT]
 
 
 def test_the_accounting_of_two_clusters_has_both_jobs_of_one_id_and_a_late_row_hides_no_end() -> None:
-    form = "7|{}|{}||cpu|n1|1|{}|1764000001|1764000009|8|sbatch {}|0:0"
-    others = [
-        form.format("train", "COMPLETED", 1764000000, "/a/job.sh"),
-        form.format("train", "FAILED", 1764000500, "/b/job.sh"),
-    ]
-    late = [
-        form.format("x", "COMPLETED", 1764000000, "/a/job.sh"),
-        form.format("x", "PENDING", 1764000003, "/a/job.sh"),
-    ]
-    for rows, expected in ((others, ["COMPLETED", "FAILED"]), (late, ["COMPLETED", "PENDING"])):
-        text = "".join(f"{row}\n".replace("|", ACCOUNTED.separator) for row in rows)
+    times = {"Start": 1764000001, "End": 1764000009}
+    first = accounted_row(Submit=1764000000, SubmitLine="sbatch /a/job.sh", **times)
+    other = accounted_row(State="FAILED", Submit=1764000500, SubmitLine="sbatch /b/job.sh", **times)
+    late = accounted_row(State="PENDING", Submit=1764000003, SubmitLine="sbatch /a/job.sh", **times)
+    for row, expected in ((other, ["COMPLETED", "FAILED"]), (late, ["COMPLETED", "PENDING"])):
+        text = f"{first}\n{row}\n"
         assert [record.state.value for record in parse_sacct(text)] == expected
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from slurm_rows import queued_row
 
 import hpcjobs
 from hpcjobs.errors import CommandMissingError, HpcJobsWarning, SchedulerDownError, SchedulerError
@@ -57,8 +58,8 @@ def plan() -> Plan:
 
 
 def queued(plan: Plan, *ids: str) -> Result:
-    row = ["x", "PENDING", "None", "cpu", "", "1", "1", "N/A", "0:00", "1:00:00", plan.command[-1]]
-    return Result(0, "".join(SEPARATOR.join([job_id, *row]) + "\n" for job_id in ids), "")
+    job = {"JobName": "x", "State": "PENDING", "Submit": 1, "Command": plan.command[-1]}
+    return Result(0, "".join(queued_row(JobID=job_id, **job) + "\n" for job_id in ids), "")
 
 
 @pytest.mark.parametrize(

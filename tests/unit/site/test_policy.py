@@ -9,9 +9,9 @@ import pytest
 from commandline import ok, within
 from scripted_slurm import answer
 from site_folders import user_folder, write_site
+from slurm_rows import print_rows, queued_row
 
 from hpcjobs.errors import ConfigError, RequestError
-from hpcjobs.scheduler.slurm.parse import SEPARATOR
 from hpcjobs.scheduler_kind import KINDS
 from hpcjobs.site.library import policies_of_job
 
@@ -249,8 +249,9 @@ def queued(centre: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     answer(answers, "scontrol", 'case "$*" in *config*) echo "ClusterName = big" ;; esac')
     monkeypatch.setenv("PATH", f"{answers}:/usr/bin:/bin")
     script = Path(ok("submit", "--site", "mine", "-t", "20h", "--json", "true").json["run_dir"]) / "job.sh"
-    values = ("42", "true", "PENDING", "Priority", "main", "", "1", "N/A", "N/A", "0:00", "20:00:00", str(script))
-    answer(answers, "squeue", f"printf '%s\\n' '{SEPARATOR.join(values)}'")
+    own = {"JobID": 42, "JobName": "true", "TimeLimit": "20:00:00", "Command": script}
+    row = queued_row(**own, State="PENDING", Reason="Priority", Submit="N/A")
+    answer(answers, "squeue", print_rows(row))
     record = "JobId=42 JobState=PENDING TimeLimit=20:00:00"
     answer(answers, "scontrol", f'case "$*" in *config*) echo "ClusterName = big" ;; *show*) echo "{record}" ;; esac')
     return answers

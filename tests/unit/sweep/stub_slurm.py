@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from slurm_rows import print_rows, queued_row
 
 REFUSED = (
     "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy"
@@ -43,8 +44,7 @@ case ${0##*/} in
         [ ! -e silent ] || exit 0
         while read -r id tasks script; do
             [ "$tasks" -eq 1 ] || id="${id}_[0-$((tasks - 1))]"
-            printf '%s\x1f' "$id" job PENDING None compute '' 1 1 0 0:00 1:00:00
-            echo "$script"
+            {row}
         done <queue
         ;;
     scontrol)
@@ -57,6 +57,7 @@ case ${0##*/} in
     sacct) ;;
 esac
 """
+_ROW = queued_row(JobID="$id", State="PENDING", Reason="$(cat reason)", Submit=1, Start=0, Command="$script")
 
 
 class StubSlurm:
@@ -66,9 +67,15 @@ class StubSlurm:
         self._folder = folder
         folder.mkdir()
         for name in ("sbatch", "squeue", "scontrol", "scancel", "sacct"):
-            (folder / name).write_text(_STUB)
+            (folder / name).write_text(_STUB.replace("{row}", print_rows(_ROW)))
             (folder / name).chmod(0o755)
-        for name, text in (("queue", ""), ("last", "100"), ("limit", str(limit)), ("text", REFUSED + "\n")):
+        for name, text in (
+            ("queue", ""),
+            ("reason", "None"),
+            ("last", "100"),
+            ("limit", str(limit)),
+            ("text", REFUSED + "\n"),
+        ):
             (folder / name).write_text(text)
         if name_the_limit:
             (folder / "name_it").touch()

@@ -144,7 +144,7 @@ def test_a_sweep_goes_on_beside_a_held_job_that_would_submit_the_rest(
     stub = install(monkeypatch, here / "stubs", limit=6)
     begun = sweep(10).json
     squeue = here / "stubs" / "squeue"
-    squeue.write_text(squeue.read_text().replace("PENDING None", "PENDING JobHeldUser"))
+    squeue.with_name("reason").write_text("JobHeldUser")
     (submitted,) = Path("runs/sweep-s/chunks").glob("*/submitted.json")
     chunk = json.loads((submitted.parent / "chunk.json").read_text())
     for number, cell in enumerate(chunk["cells"]):
@@ -171,7 +171,7 @@ def test_cancel_ends_also_a_held_job_that_has_a_successor(here: Path, monkeypatc
     stub = install(monkeypatch, here / "stubs", limit=8)
     begun = sweep(20).json
     squeue = here / "stubs" / "squeue"
-    squeue.write_text(squeue.read_text().replace("PENDING None", "PENDING JobHeldUser"))
+    squeue.with_name("reason").write_text("JobHeldUser")
     for array in begun["arrays"]:
         stub.end(array)
     assert within("sweep", "resume", "s").code == 0
@@ -192,8 +192,7 @@ def test_a_node_with_held_in_its_name_holds_no_job(here: Path, monkeypatch: pyte
     sweep(10)
     before = status()
     squeue = here / "stubs" / "squeue"
-    reason = "PENDING ReqNodeNotAvail,UnavailableNodes:sheldon1"
-    squeue.write_text(squeue.read_text().replace("PENDING None", reason))
+    squeue.with_name("reason").write_text("ReqNodeNotAvail,UnavailableNodes:sheldon1")
     assert status() == before
 
 

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 from screens import wait_until_drawn
 from scripted_slurm import answer
+from slurm_rows import queued_row
 
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
-from hpcjobs.scheduler.slurm.parse import SEPARATOR
 from hpcjobs.top.look import Looker, RealActions
 from hpcjobs.top.screen import JobTable, TopScreen
 
@@ -47,9 +47,8 @@ def slurm(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     commands = tmp_path / "slurm"
     commands.mkdir()
-    now = str(int(time.time()))
-    rest = ["train", "RUNNING", "None", "batch", "n1", "1", now, now, "0:09", "1:00:00", str(run_dir / "job.sh")]
-    rows = (SEPARATOR.join([f"7_{task}", *rest]) for task in range(TASKS))
+    own = {"JobName": "train", "Partition": "batch", "Command": run_dir / "job.sh"}
+    rows = (queued_row(JobID=f"7_{task}", **own) for task in range(TASKS))
     (commands / "rows").write_text("".join(f"{row}\n" for row in rows))
     answer(commands, "squeue", f"cat {commands}/rows")
     for command in ("sacct", "scontrol"):
