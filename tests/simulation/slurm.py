@@ -42,8 +42,6 @@ class Version:
     """sacct prints exit codes above 127 as they are, and not without 128."""
     requeue_keeps_the_end: bool = False
     """The accounting keeps the state in which a start ended that is requeued afterwards, or was cancelled before."""
-    forgets_start: bool = False
-    """A start that is requeued and cancelled as it ends has no StartTime."""
     further_error: str = "\nslurm_suspend error: {0}"
     """What `scontrol hold` and `release` add to a refusal."""
     node_refusal: str = "Invalid node state specified"
@@ -54,7 +52,7 @@ VERSIONS = {
     "22.05": Version(),
     "24.11": _V24,
     "26.05": replace(
-        _V24, brackets_tasks=True, accounts_whole_codes=True, requeue_keeps_the_end=True, forgets_start=True,
+        _V24, brackets_tasks=True, accounts_whole_codes=True, requeue_keeps_the_end=True,
         further_error="\nslurm_suspend error:{0}", node_refusal="Invalid node state transition",
     ),
 }  # fmt: skip
@@ -842,8 +840,6 @@ class Slurm:
         elif attempt.was_cancelled and self.version.requeue_keeps_the_end:
             shown = f"CANCELLED by {UID}"
         self._account(job, shown, end=now)
-        if attempt.is_requeued and state == "CANCELLED" and self.version.forgets_start:
-            job.start = None
         puts_back = state == "REQUEUED" or (
             state in ("PREEMPTED", "NODE_FAIL") and job.requeue and self.settings.allows_requeue
         )
