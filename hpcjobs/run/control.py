@@ -23,14 +23,14 @@ from hpcjobs.record import BATCH_SCRIPT
 from hpcjobs.record.control import ControlDir
 from hpcjobs.run.budget import most_of
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import current_id, read_job_manifest, task_dir
+from hpcjobs.run.job_files import current_id, keep_ends, read_job_manifest, task_dir
 from hpcjobs.run.select import require_all_own
-from hpcjobs.run.status import Connect, Known, is_ours, own_cluster, require_reachable, statuses
+from hpcjobs.run.status import Connect, Known, end_cancelled, is_ours, own_cluster, require_reachable, statuses
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, connect
 from hpcjobs.scheduler_kind import CLUSTER
 from hpcjobs.site.library import policies_of_job
 from hpcjobs.site.resources import FIELDS, Hours, Resources, gpus_in_gres, names_by_field, node_range
-from hpcjobs.units import requested_time, slurm_time, time_limit_s
+from hpcjobs.units import requested_time, slurm_time, task_ids, time_limit_s
 
 
 class Cancelled(NamedTuple):
@@ -69,10 +69,21 @@ def cancel(entries: Iterable[Entry], *, only: Collection[State] = (), connect: C
                 _remove_notes(noted)
                 raise
             outcome.cancelled.extend(ids)
-            waiting = [known.entry for known in alive if all(r.state is State.PENDING for r in known.records)]
-            if waiting:  # they write no end themselves, and without accounting slurmctld alone knows it for minutes
-                statuses(waiting, connect=connect, errors=[])
+            if not only or State.PENDING in only:
+                _keep_ends_of_waiting(alive, connect)
     return outcome
+
+
+def _keep_ends_of_waiting(jobs: Iterable[Known], connect: Connect) -> None:
+    """Keep the ends of cancelled tasks that waited: they write none, and slurmctld forgets them, maybe at once."""
+    waiting = {
+        id(known.entry): rows for known in jobs if (rows := [r for r in known.records if r.state is State.PENDING])
+    }
+    cancelled = [known.entry for known in jobs if id(known.entry) in waiting]
+    for entry, records in statuses(cancelled, connect=connect, errors=[]):
+        reported = {task for record in records if record.source != "nobody" for task in task_ids(record.job_id)}
+        forgotten = [row for row in waiting[id(entry)] if reported.isdisjoint(task_ids(row.job_id))]
+        keep_ends(entry, [end_cancelled(row, time.time()) for row in forgotten])
 
 
 def _note_cancelled(jobs: Iterable[Known], only: Collection[State]) -> list[ControlDir]:
@@ -354,7 +365,7 @@ def _apply_settings(job: Job, settings: Sequence[str], limit_s: float | None) ->
 
 
 def _change(job: Job, field: str, value: str) -> Job:
-    """``job`` with ``field`` as scontrol is told to set it."""
+    """``job`` with ``field`` as scontrol is reported to set it."""
     try:
         stated = msgspec.convert({field: value or None}, Resources, strict=False)
         fields = {

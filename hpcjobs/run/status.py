@@ -444,8 +444,13 @@ def _own_or_lost(entry: Entry, task: str, queued: JobRecord | None) -> JobRecord
     # A job that was requeued as it was cancelled has no end in the accounting either.
     cancelled_at = ControlDir(str(task_dir(Path(entry.run_dir), task))).cancelled_at if queued is None else None
     if cancelled_at is not None:
-        lost = replace(lost, state=State.CANCELLED, ended=cancelled_at, reason=_CANCELLED)
+        lost = end_cancelled(lost, cancelled_at)
     return queued or lost
+
+
+def end_cancelled(record: JobRecord, ended: float) -> JobRecord:
+    """The end of a job of which ``hpcjobs cancel`` alone knows."""
+    return replace(record, state=State.CANCELLED, source="nobody", ended=ended, reason=_CANCELLED)
 
 
 def _unknown(entry: Entry) -> JobRecord:

@@ -81,7 +81,7 @@ def test_cancel_of_a_state_ends_only_those_tasks_of_a_local_array() -> None:
 
     eventually(lambda: states().get("L1_0") == "RUNNING")
     ok("cancel", "--state", "PENDING", "L1")
-    assert states() == {"L1_0": "RUNNING"}
+    assert states() == {"L1_0": "RUNNING", "L1_1": "CANCELLED", "L1_2": "CANCELLED", "L1_3": "CANCELLED"}
     ok("cancel", "L1")
 
 

@@ -308,6 +308,27 @@ def test_a_requeued_job_that_was_cancelled_while_it_waited_is_cancelled_once_slu
     assert states(job, Slurm()) == [(State.CANCELLED, "nobody")]
 
 
+def test_a_job_that_was_cancelled_before_it_began_is_cancelled_also_where_slurm_forgot_it_at_once(job: Entry) -> None:
+    """Without accounting; scancel was repeated for longer than MinJobAge, as its answer was lost."""
+    job = replace(job, user=user_name())
+    waits = Slurm([record(State.PENDING, command=f"{job.run_dir}/job.sh")])
+    schedulers = iter([waits, waits])
+    assert cancel([job], connect=lambda *_: next(schedulers, Slurm())).cancelled == ["7"]
+    assert states(job, Slurm()) == [(State.CANCELLED, "nobody")]
+
+
+def test_waiting_tasks_that_were_cancelled_and_forgotten_are_cancelled_beside_one_that_ran(job: Entry) -> None:
+    array = replace(job, user=user_name(), array="0-3")
+    at = {"command": f"{job.run_dir}/job.sh"}
+    alive = Slurm([record(State.RUNNING, job_id="7_0", **at), record(State.PENDING, job_id="7_[1-3]", **at)])
+    schedulers = iter([alive, alive])
+    assert cancel([array], connect=lambda *_: next(schedulers, Slurm())).cancelled == ["7"]
+    ended = record(State.CANCELLED, "scontrol", job_id="7_0", ended=NOW, **at)
+    assert sorted(states(array, Slurm(accounted=[ended]))) == [
+        *[(State.CANCELLED, "nobody"), (State.CANCELLED, "scontrol")]
+    ]
+
+
 def test_a_cancellation_that_slurm_did_not_take_leaves_no_note(job: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
     job, folder = replace(job, user=user_name()), Path(job.run_dir) / "control"
     folder.mkdir()
