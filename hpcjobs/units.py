@@ -250,6 +250,14 @@ def parent_id(job_id: str) -> str:
     return re.split(r"[_+]", job_id, maxsplit=1)[0]
 
 
+def form_of(job_id: str) -> str:
+    """``_`` of a task of an array, ``+`` of a component of a heterogeneous job, and nothing of a plain job.
+
+    One job has one form: ids of one parent with different forms are of jobs that got the same id.
+    """
+    return job_id[len(parent_id(job_id)) :][:1]
+
+
 def task_ids(job_id: str) -> list[str]:
     """The plain ids in one that Slurm prints: ``12_[3-5%2]`` (tasks still pending) -> ``12_3 12_4 12_5``."""
     parent, bracket, inside = job_id.partition("_[")

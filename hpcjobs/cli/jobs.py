@@ -33,6 +33,7 @@ from hpcjobs.run.listing import RECENT_S, ListedJob, Listing, listing, select_un
 from hpcjobs.run.logs import paths
 from hpcjobs.run.progress import Description, describe, describe_sample, find_alarms, job_progress
 from hpcjobs.run.select import is_own, newest, select, select_one
+from hpcjobs.run.status import job_keys
 from hpcjobs.scheduler.base import State, choose_colour
 from hpcjobs.top.rows import Group, Task, fold, make_row
 from hpcjobs.top.text import COLUMNS
@@ -62,15 +63,23 @@ def make_lines(rows: Iterable[ListedJob], *, tasks: bool) -> list[Line]:
     """Return the lines for ``rows``; the tasks of an array are one line, or one each with ``tasks``."""
     if tasks:
         return [_line([row]) for row in rows]
-    return [_line(list(group)) for _, group in groupby(rows, key=_job_of)]
+    all_rows = list(rows)
+    keys = job_keys([row.record for row in all_rows])
+    groups = groupby(zip(all_rows, keys, strict=True), key=lambda pair: _job_of(*pair))
+    return [_line([row for row, _ in group]) for _, group in groups]
 
 
-def _job_of(row: ListedJob) -> tuple[str, str | None]:
-    return row.record.job_id.split("_")[0], row.run_dir
+def _job_of(row: ListedJob, key: tuple[str, str]) -> tuple[str, str]:
+    """All rows of a run folder are one job's; those of a heterogeneous job have a line each."""
+    return _id_of(row), row.run_dir or key[1]
+
+
+def _id_of(row: ListedJob) -> str:
+    return row.record.job_id.split("_")[0]
 
 
 def _line(rows: Sequence[ListedJob]) -> Line:
-    job, first = _job_of(rows[0])[0], rows[0]
+    job, first = _id_of(rows[0]), rows[0]
     group = Group(job, job, first.name or "", first.site, first.run_dir)
     tasks = [Task(group, row.record, None) for row in rows]
     if len(rows) == 1 and first.record.state is State.RUNNING:

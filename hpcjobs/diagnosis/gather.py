@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -26,7 +26,7 @@ from hpcjobs.run import logs as job_logs
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import own_ids, read_attempts, read_job_manifest, read_request, read_state, task_dir
 from hpcjobs.run.select import is_own
-from hpcjobs.run.status import is_ours, is_reachable, statuses
+from hpcjobs.run.status import by_job, first_submitted, is_ours, is_reachable, statuses
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, connect
 from hpcjobs.scheduler.slurm import parse
 from hpcjobs.scheduler.slurm.outputs import accounted_files, files_of_steps, find_script
@@ -97,10 +97,18 @@ def read_account(
     Raises:
         CommandMissingError: Slurm's commands are not on PATH.
     """
-    all_shown = {each.job_id: each for each in _read_scontrol(job_id, is_meant, env=env, runner=runner)}
+    lines = _read_scontrol(job_id, env=env, runner=runner)
     question = slurm_commands.list_accounted(*_TABLE, jobs=[job_id], steps=True, attempts=True, siblings=True)
     answer = runner(question, env=env)
-    all_accounted = _from_sacct(job_id, list(_TABLE.rows(answer.out)) if answer.code == 0 else [], is_meant)
+    rows = list(_TABLE.rows(answer.out)) if answer.code == 0 else []
+    numbered = _rows_of(job_id, rows)
+    records = [*(r for line in lines for r in parse_scontrol(line)), *(_record(row) for _, row in numbered)]
+    # The job submitted last: a controller that lost its state may have given the id to a job of another form before.
+    meant = set(max(by_job(filter(is_meant, records)), key=first_submitted, default=[]))
+    all_shown = _from_scontrol(job_id, [line for line in lines if all(r in meant for r in parse_scontrol(line))])
+    # The last of several starts.
+    last = {row.raw("JobID"): n for n, row in numbered if _record(row) in meant}
+    all_accounted = {name: _from_row(name, rows[n], rows[n + 1 :]) for name, n in last.items()}
     known = sorted(
         [*all_shown.values(), *all_accounted.values()],
         key=lambda each: read_count(re.split(r"[_+]", each.job_id)[-1]) or 0,
@@ -137,14 +145,12 @@ def failed_nodes(account: Account, *, env: dict[str, str], runner: Runner = run)
     return tuple(dict.fromkeys(row[0] for row in rows if len(row) == 2 and _BAD_NODE.search(row[1].upper())))
 
 
-def _from_sacct(job_id: str, rows: list[TableRow], is_meant: Callable[[JobRecord], bool]) -> dict[str, Account]:
-    """The job, or its tasks or components, by id."""
+def _rows_of(job_id: str, rows: list[TableRow]) -> list[tuple[int, TableRow]]:
+    """The rows of the job, or of its tasks or components, with their places."""
     of_job = re.compile(re.escape(job_id) + f"(?:{_TASK})?")
     all_own = [(n, row) for n, row in enumerate(rows) if of_job.fullmatch(row.raw("JobID"))]
     # In a federation the cluster that the job left has a row too, and in any place.
-    all_own = [(n, row) for n, row in all_own if row.state() is not State.REVOKED] or all_own
-    last = {row.raw("JobID"): n for n, row in all_own if is_meant(_record(row))}
-    return {name: _from_row(name, rows[n], rows[n + 1 :]) for name, n in last.items()}  # the last of several starts
+    return [(n, row) for n, row in all_own if row.state() is not State.REVOKED] or all_own
 
 
 def _record(row: TableRow) -> JobRecord:
@@ -195,17 +201,17 @@ def _memory_step(steps: Iterable[TableRow], limit: int | None) -> StepRecord | N
     return None
 
 
-def _read_scontrol(
-    job_id: str, is_meant: Callable[[JobRecord], bool], *, env: dict[str, str], runner: Runner
-) -> Iterator[Account]:
+def _read_scontrol(job_id: str, *, env: dict[str, str], runner: Runner) -> list[str]:
     answer = runner(slurm_commands.show_job(job_id, siblings=True), env=env)
     shown = [line for line in answer.out.splitlines() if "JobState=" in line] if answer.code == 0 else []
     # In a federation, the cluster that the job left shows it too.
-    shown = [line for line in shown if "JobState=REVOKED" not in line] or shown
-    records = [line for line in shown if all(map(is_meant, parse_scontrol(line)))]
-    for record in records:
-        job = TableRow(parse.read_shown(record))
-        yield _make_account(job_id if len(records) == 1 else parse.read_shown_id(job), job)
+    return [line for line in shown if "JobState=REVOKED" not in line] or shown
+
+
+def _from_scontrol(job_id: str, lines: list[str]) -> dict[str, Account]:
+    jobs = [TableRow(parse.read_shown(line)) for line in lines]
+    ids = [job_id] if len(jobs) == 1 else map(parse.read_shown_id, jobs)
+    return {each: _make_account(each, job) for each, job in zip(ids, jobs, strict=True)}
 
 
 def _make_account(job_id: str, job: TableRow) -> Account:

@@ -18,7 +18,17 @@ from hpcjobs.files import user_name
 from hpcjobs.run import index
 from hpcjobs.run.index import NO_FOLDER, Entry
 from hpcjobs.run.job_files import current_id, is_closed, own_ids
-from hpcjobs.run.status import Connect, ConnectQueue, Known, is_ours, is_reachable, own_cluster, statuses
+from hpcjobs.run.status import (
+    Connect,
+    ConnectQueue,
+    Known,
+    by_job,
+    first_submitted,
+    is_ours,
+    is_reachable,
+    own_cluster,
+    statuses,
+)
 from hpcjobs.run.submission import read_index
 from hpcjobs.scheduler.base import JobQueue, JobRecord, QueueReadOnce, State, connect
 from hpcjobs.scheduler.slurm.outputs import output_file
@@ -119,13 +129,14 @@ def make_entries(records: Iterable[JobRecord], site: Site | None, *, components:
     kind, conf = scheduler_of(site)
     if not find_kind(kind).takes_sbatch_options:
         return []
-    by_id: dict[str, list[JobRecord]] = {}
-    for record in records:
-        job_id = record.job_id if record.job_id in components else parent_id(record.job_id)
-        by_id.setdefault(job_id, []).append(record)
-    cluster = own_cluster(kind, conf) if by_id else None
+    jobs: dict[tuple[int, str], list[JobRecord]] = {}
+    for number, job in enumerate(by_job(records)):
+        for record in job:
+            job_id = record.job_id if record.job_id in components else parent_id(record.job_id)
+            jobs.setdefault((number, job_id), []).append(record)
+    cluster = own_cluster(kind, conf) if jobs else None
     entries = []
-    for job_id, own in by_id.items():
+    for (_, job_id), own in jobs.items():
         tasks = {int(task) for r in own for _, bar, task in (t.partition("_") for t in task_ids(r.job_id)) if bar}
         entries.append(
             Entry(
@@ -134,7 +145,7 @@ def make_entries(records: Iterable[JobRecord], site: Site | None, *, components:
                 "-" if site is None else site.name,
                 kind,
                 f"{NO_FOLDER}/{job_id}",
-                own[0].submitted or time.time(),
+                first_submitted(own),
                 cluster,
                 conf,
                 array_text(sorted(tasks)) if tasks else None,

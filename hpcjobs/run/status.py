@@ -52,7 +52,7 @@ from hpcjobs.run.job_files import (
 )
 from hpcjobs.scheduler.base import JobQueue, JobRecord, Scheduler, State, connect, reachable_clusters
 from hpcjobs.slurm_commands import fold_stored, read_hosts
-from hpcjobs.units import parent_id, task_ids
+from hpcjobs.units import form_of, parent_id, task_ids
 
 
 def own_cluster(scheduler: str, slurm_conf: str | None) -> str | None:
@@ -106,11 +106,13 @@ def _here(entry: Entry) -> str:
 def is_ours(entry: Entry, record: JobRecord) -> bool:
     """Whether ``record``, which has the entry's id, is about the entry's job.
 
-    A record of another user is not. The script decides where the record has it: its path holds the run folder. Else
-    name and submit time must fit. A requeue moves the submit time: a later one is accepted when our job's own start or
-    end agrees with it.
+    A record of another user or form is not. The script decides where the record has it: its path holds the run folder.
+    Else name and submit time must fit. A requeue moves the submit time: a later one is accepted when our job's own
+    start or end agrees with it.
     """
     if None not in (record.user, entry.user) and record.user != entry.user:
+        return False
+    if form_of(record.job_id) == ("_" if entry.array is None else "+"):
         return False
     if not entry.is_foreign and record.command is not None and os.path.basename(record.command) == JOB_SCRIPT:
         # sacct has the sbatch command; the options of a wrapper may contain blanks.
@@ -123,6 +125,31 @@ def is_ours(entry: Entry, record: JobRecord) -> bool:
     if record.submitted is None or not submitted or abs(record.submitted - submitted) <= CLOCK_TOLERANCE_S:
         return True
     return record.submitted > submitted and _was_requeued(entry, record, record.submitted)
+
+
+def job_keys(records: Sequence[JobRecord]) -> list[tuple[str, str]]:
+    """Which job each record is of, whoever submitted it: its id, and its form.
+
+    A plain job, an array and a heterogeneous job of one id are three jobs. The accounting shows the last task of an
+    array under the bare id for a moment: it was submitted with the others.
+    """
+    keys = [(parent_id(record.job_id), record.submitted) for record in records]
+    forms = {key: form for key, r in zip(keys, records, strict=True) if (form := form_of(r.job_id))}
+    return [(key[0], forms.get(key, "")) for key in keys]
+
+
+def by_job(records: Iterable[JobRecord]) -> list[list[JobRecord]]:
+    """The records of each job, by `job_keys`."""
+    all_records = list(records)
+    jobs: dict[tuple[str, str], list[JobRecord]] = {}
+    for key, record in zip(job_keys(all_records), all_records, strict=True):
+        jobs.setdefault(key, []).append(record)
+    return list(jobs.values())
+
+
+def first_submitted(job: Iterable[JobRecord]) -> float:
+    """When the job of these records was submitted: a requeue moves the time of a task. Now, if no record says it."""
+    return min((record.submitted for record in job if record.submitted is not None), default=time.time())
 
 
 def is_queued(entry: Entry, queue: Iterable[JobRecord]) -> bool:
@@ -278,7 +305,7 @@ def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord
         accounted, error = {}, no_answer
     ended = {job_id: [r for r in records if r.state.ended] for job_id, records in accounted.items()}
     candidates = [entry for entry, _, _ in members if entry.is_foreign and current_id(entry) in ended_ids]
-    if late := [current_id(entry) for entry in candidates if not covers_tasks(entry, _of(entry, ended))]:
+    if late := [current_id(entry) for entry in candidates if not covers_tasks(entry, _ours(entry, ended))]:
         for job_id, records in _by_parent(r for r in scheduler.show_jobs(late) if r.state.ended).items():
             there = {record.job_id for record in ended.get(job_id, [])}
             accounted[job_id] = ended.get(job_id, []) + [r for r in records if r.job_id not in there]

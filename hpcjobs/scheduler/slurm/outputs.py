@@ -94,10 +94,12 @@ def files_of_steps(script: Path, *, job_id: str, name: str | None, folder: Path)
 
 
 def _submission(slurm: Scheduler, job_id: str) -> TableRow | None:
+    """The job's row; the rows of an array that had the id before may come first."""
     try:
-        return next(_SUBMISSION.rows(slurm.query(list_accounted(*_SUBMISSION, jobs=[job_id], siblings=True))), None)
+        rows = list(_SUBMISSION.rows(slurm.query(list_accounted(*_SUBMISSION, jobs=[job_id], siblings=True))))
     except SchedulerError:
         return None
+    return next((row for row in rows if row.raw("JobID") == job_id), rows[0] if rows else None)
 
 
 def _from_accounting(row: TableRow, job_id: str, stated: str | None = None) -> Path:

@@ -13,9 +13,13 @@ from commandline import ok, within
 from scripted_slurm import answer
 from slurm_rows import accounted_row, print_rows, queued_row
 
+from hpcjobs.diagnosis.gather import _TABLE
 from hpcjobs.files import user_name
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
+from hpcjobs.run.status import by_job
+from hpcjobs.scheduler.base import JobRecord, State
+from hpcjobs.scheduler.slurm.outputs import _SUBMISSION
 from hpcjobs.scheduler.slurm.parse import ACCOUNTED, ACCOUNTED_BEFORE_20_11, parse_scontrol, read_shown
 
 NOW = int(time.time())
@@ -133,3 +137,91 @@ def test_the_name_of_a_heterogeneous_job_is_its_name_alone() -> None:
     """Slurm prints the set of the components between the name and the user."""
     record = "JobId=5 HetJobId=5 HetJobOffset=0 JobName=het.sh HetJobIdSet=5-6 UserId=me(1000) JobState=RUNNING"
     assert read_shown(record)["JobName"] == "het.sh"
+
+
+def rows_of_job_5(form: str, *, submitted: int, name: str, state: str) -> list[dict[str, object]]:
+    """sacct's rows of a plain job, an array (``_``) or a heterogeneous job (``+``) with the id 5."""
+    times = {"Submit": submitted, "Start": submitted + 1, "End": submitted + 9, "ElapsedRaw": 8}
+    code = "0:0" if state == "COMPLETED" else "3:0"
+    own = {"JobName": name, "State": state, "ExitCode": code, **times}
+    return [{"JobID": f"5{form}{n}" if form else 5, **own} for n in range(2 if form else 1)]
+
+
+def account_both(slurm: Path, *rows: dict[str, object]) -> None:
+    """The queue is empty, slurmctld has forgotten both jobs, and sacct has these rows."""
+    tables = []
+    for table in (ACCOUNTED, _TABLE):
+        printed = print_rows(*(accounted_row(table, **row) for row in rows))
+        tables.append(f"*{','.join(table.columns)}*) {printed} ;;")
+    files = [f"{row['JobID']}|5|{row['JobName']}|{user_name()}|{slurm.parent}/{row['Submit']}|" for row in rows]
+    tables.append(f"*JobIDRaw*) {print_rows(*files).replace('|', _SUBMISSION.separator)} ;;")
+    answer(slurm, "squeue", ":")
+    answer(slurm, "sacct", f"case $* in {' '.join(reversed(tables))} esac")
+    answer(slurm, "scontrol", "case $* in *'show job'*) echo Invalid job id specified >&2; exit 1;; esac")
+
+
+FORMS = [("_", ""), ("", "_"), ("+", ""), ("", "+"), ("_", "+"), ("+", "_")]
+
+
+@pytest.mark.parametrize(("before", "now"), FORMS)
+def test_an_id_means_the_later_of_a_plain_job_an_array_and_a_heterogeneous_job(
+    slurm: Path, before: str, now: str
+) -> None:
+    old = rows_of_job_5(before, submitted=NOW - 9000, name="same", state="FAILED")
+    account_both(slurm, *old, *rows_of_job_5(now, submitted=NOW - 600, name="same", state="COMPLETED"))
+    states = [record["state"] for record in json.loads(ok("show", "5", "--json").out)["records"]]
+    assert states == ["COMPLETED"] * (2 if now else 1)
+    assert within("wait", "5").code == 0
+    assert "it has not failed" in ok("why", "5").out
+    assert "FAILED" not in ok("cancel", "5").out
+
+
+@pytest.mark.parametrize(("before", "now"), FORMS)
+def test_a_list_has_a_row_of_each_job_that_had_the_id(slurm: Path, before: str, now: str) -> None:
+    old = rows_of_job_5(before, submitted=NOW - 9000, name="old", state="FAILED")
+    account_both(slurm, *old, *rows_of_job_5(now, submitted=NOW - 600, name="new", state="COMPLETED"))
+    lines = [line.split() for line in ok("ps", "-a").out.splitlines() if line.startswith("5")]
+    jobs = [("old", "FAILED")] * (2 if before == "+" else 1) + [("new", "COMPLETED")] * (2 if now == "+" else 1)
+    assert [tuple(word for word in line if word in ("old", "new", "FAILED", "COMPLETED")) for line in lines] == jobs
+
+
+def test_a_job_in_the_queue_is_not_mixed_with_the_tasks_of_an_array_that_had_its_id(slurm: Path) -> None:
+    account_both(slurm, *rows_of_job_5("_", submitted=NOW - 9000, name="same", state="FAILED"))
+    answer(slurm, "squeue", print_rows(queued_row(JobID=5, JobName="same", Submit=NOW - 60)))
+    shown = f"JobId=5 JobName=same UserId={user_name()}({os.getuid()}) JobState=RUNNING SubmitTime={NOW - 60}"
+    answer(slurm, "scontrol", f"echo '{shown}'")
+    assert [record["state"] for record in json.loads(ok("show", "5", "--json").out)["records"]] == ["RUNNING"]
+    assert ok("why", "5").out == "job 5 RUNNING: it has not failed\n"
+    ok("cancel", "5")
+    assert (slurm / "scancel.asked").read_text() == "--quiet 5\n"
+
+
+@pytest.mark.parametrize("array", ["0-1", None])
+def test_no_row_of_another_form_belongs_to_a_job_with_a_run_folder(slurm: Path, here: Path, array: str | None) -> None:
+    """Not even one of the same name, submitted within the same minutes."""
+    (folder := here / "runs" / "own").mkdir(parents=True)
+    index.add(Entry("5", "own", "mine", "slurm", str(folder), NOW - 900.0, "c", array=array, user=user_name()))
+    own = rows_of_job_5("_" if array else "", submitted=NOW - 900, name="own", state="COMPLETED")
+    other = rows_of_job_5("" if array else "_", submitted=NOW - 800, name="own", state="FAILED")
+    account_both(slurm, *other, *own)
+    for name in ("5", str(folder)):
+        states = [record["state"] for record in json.loads(ok("show", name, "--json").out)["records"]]
+        assert states == ["COMPLETED"] * len(own)
+        assert within("wait", name).code == 0
+        assert "it has not failed" in ok("why", name).out
+
+
+def test_the_last_task_of_an_array_belongs_to_it_under_the_bare_id_too() -> None:
+    """sacct prints it so for a moment, with the time at which the array was submitted."""
+    tasks = [JobRecord(job_id, State.COMPLETED, "sacct", submitted=10.0) for job_id in ("5", "5_0", "5_1", "6")]
+    assert [[record.job_id for record in job] for job in by_job(tasks)] == [["5", "5_0", "5_1"], ["6"]]
+
+
+def test_the_log_of_a_job_is_not_looked_for_by_a_task_of_the_array_that_had_its_id(slurm: Path) -> None:
+    old = rows_of_job_5("_", submitted=NOW - 9000, name="same", state="FAILED")
+    account_both(slurm, *old, *rows_of_job_5("", submitted=NOW - 600, name="same", state="FAILED"))
+    folder = slurm.parent / str(NOW - 600)
+    folder.mkdir()
+    (folder / "slurm-5.out").write_text("ValueError: of the later job\n")
+    assert ok("logs", "5").out == "ValueError: of the later job\n"
+    assert "ValueError: of the later job" in ok("why", "5").out
