@@ -142,18 +142,19 @@ def _subject(job: str | None, log: Path | None, site: str | None) -> Subject:
             return alone
     if job is None:
         return gather_entry(newest(site=site))
+    named = None
     try:
         entry = select_one(job, site=site, foreign=True)
         if not entry.is_foreign:
             return gather_entry(entry, log=log)
         if entry.name == job:
-            job = entry.job_id
+            job, named = entry.job_id, entry
     except UnknownJobError as error:
         if not re.fullmatch(r"\d+(?:[_+]\d+)?", job):
             if os.path.isfile(job):
                 raise UnknownJobError(error.message, hint=f"`hpcjobs why --log {quote(job)}` explains a log") from error
             raise
-    return gather_foreign(job, slurm_conf=scheduler_of(site_asked(site))[1], log=log)
+    return gather_foreign(job, entry=named, slurm_conf=scheduler_of(site_asked(site))[1], log=log)
 
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:

@@ -324,13 +324,21 @@ def gather_entry(entry: Entry, *, log: Path | None = None) -> Subject:
 
 
 def gather_foreign(
-    job_id: str, *, slurm_conf: str | None = None, log: Path | None = None, runner: Runner = run
+    job_id: str,
+    *,
+    entry: Entry | None = None,
+    slurm_conf: str | None = None,
+    log: Path | None = None,
+    runner: Runner = run,
 ) -> Subject:
     """A job that was submitted by other means: by sacct and scontrol, and the log that scontrol names.
 
+    With ``entry``, the one that it describes; else the one with ``job_id`` that was submitted last.
+
     Raises UnknownJobError: Slurm does not know it either. CommandMissingError: there is no Slurm here.
     """
-    account = read_account(job_id, env=slurm_commands.question_env(slurm_conf), runner=runner)
+    is_meant: Callable[[JobRecord], bool] = (lambda _: True) if entry is None else partial(is_ours, entry)
+    account = read_account(job_id, env=slurm_commands.question_env(slurm_conf), runner=runner, is_meant=is_meant)
     if account is None:
         raise UnknownJobError(
             f"no job {job_id}: hpcjobs has not submitted it, and neither scontrol nor sacct knows it",

@@ -182,7 +182,7 @@ def test_a_list_has_a_row_of_each_job_that_had_the_id(slurm: Path, before: str, 
     account_both(slurm, *old, *rows_of_job_5(now, submitted=NOW - 600, name="new", state="COMPLETED"))
     lines = [line.split() for line in ok("ps", "-a").out.splitlines() if line.startswith("5")]
     jobs = [("old", "FAILED")] * (2 if before == "+" else 1) + [("new", "COMPLETED")] * (2 if now == "+" else 1)
-    assert [tuple(word for word in line if word in ("old", "new", "FAILED", "COMPLETED")) for line in lines] == jobs
+    assert [tuple(cell for cell in line if cell in ("old", "new", "FAILED", "COMPLETED")) for line in lines] == jobs
 
 
 def test_a_job_in_the_queue_is_not_mixed_with_the_tasks_of_an_array_that_had_its_id(slurm: Path) -> None:
@@ -225,3 +225,10 @@ def test_the_log_of_a_job_is_not_looked_for_by_a_task_of_the_array_that_had_its_
     (folder / "slurm-5.out").write_text("ValueError: of the later job\n")
     assert ok("logs", "5").out == "ValueError: of the later job\n"
     assert "ValueError: of the later job" in ok("why", "5").out
+
+
+def test_the_name_of_an_earlier_job_means_that_job_and_not_the_later_one_of_its_id(slurm: Path) -> None:
+    old = rows_of_job_5("_", submitted=NOW - 9000, name="old", state="FAILED")
+    account_both(slurm, *old, *rows_of_job_5("", submitted=NOW - 600, name="new", state="COMPLETED"))
+    assert [record["state"] for record in json.loads(ok("show", "old", "--json").out)["records"]] == ["FAILED"] * 2
+    assert ok("why", "old").out.startswith("job 5_0  old: FAILED\n")
