@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 from commandline import ok, within
-from sacct_versions import FakeSacct, row
+from sacct_versions import BEGUN, FakeSacct, row
+
+from hpcjobs.run import index
+from hpcjobs.run.index import Entry
 
 SITE = "{description: two nodes, partitions: {compute: {nodes: 2, node: {cpus: 8, mem: 8G}}}}\n"
 ROWS = [
     row(JobID="102+0", JobIDRaw="102"), row(JobID="102+1", JobIDRaw="103"),
+    row(JobID="9_0", JobIDRaw="9"), row(JobID="9_1", JobIDRaw="10"), row(JobID="9", Submit=BEGUN + 60),
     row(JobID="7_3", JobIDRaw="8"), row(JobID="7_4", JobIDRaw="9"), row(JobID="7_[5-9]", JobIDRaw="7", State="PENDING"),
 ]  # fmt: skip
 SACCT = """#!{python}
@@ -59,6 +63,13 @@ def sacct_log(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 )
 def test_a_job_of_anybody_is_found_by_its_id(ids: list[str], expected: set[str]) -> None:
     assert {job["job_id"] for job in ok("report", "jobs", *ids, "--json").json} == expected
+
+
+def test_of_a_plain_job_and_an_array_that_had_its_id_each_has_rows_of_its_own(here: Path) -> None:
+    (here / "run").mkdir()
+    index.add(Entry("9", "train", "mine", "slurm", str(here / "run"), BEGUN + 60.0))
+    folders = {job["job_id"]: job["run_dir"] for job in ok("report", "jobs", "9", "--json").json}
+    assert folders == {"9": str(here / "run"), "9_0": None, "9_1": None}
 
 
 def test_a_user_that_is_named_still_restricts_the_ids() -> None:
