@@ -70,7 +70,25 @@ def find_foreign(job_ids: Collection[str], known: Collection[Entry] = (), *, sit
     if rest := sorted(to_find - taken - in_full):
         remembered = [record for record in scheduler.show_jobs(rest) if record.user == user_name()]
         records += remembered + scheduler.history(user_name(), job_ids=rest)
-    return make_entries(records, where, components=to_find)
+    return make_entries((r for r in records if parent_id(r.job_id) in parents), where, components=to_find)
+
+
+def find_full_ids(numbers: Collection[str], *, site: str | None = None) -> dict[str, str]:
+    """What Slurm calls my array tasks and components whose own ids are ``numbers``: ``204`` -> ``200_3``.
+
+    SLURM_JOB_ID is such an id. Raises SchedulerError: the scheduler of ``site`` does not answer.
+    """
+    kind, conf = scheduler_of(site_asked(site))
+    if not find_kind(kind).takes_sbatch_options or not numbers:
+        return {}
+    scheduler = connect(kind, conf)
+    full = {}
+    for number in numbers:
+        shown = [record for record in scheduler.show_jobs([number]) if record.user == user_name()]
+        ids = {record.job_id for record in shown or scheduler.history(user_name(), job_ids=[number])}
+        if len(ids) == 1:
+            full[number] = ids.pop()
+    return full
 
 
 def find_foreign_by_name(names: Collection[str], known: Iterable[Entry], *, site: str | None = None) -> list[Entry]:

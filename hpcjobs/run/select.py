@@ -33,7 +33,7 @@ _RANGE = re.compile(rf"({_PREFIX})(\d+)-(?:{_PREFIX})(\d+)\Z")
 def select(names: Sequence[str], *, site: str | None = None, foreign: bool = False) -> list[Entry]:
     """The jobs that ``names`` name, in that order, each once.
 
-    ``123`` an id · ``123_4`` a task of an array · ``123+1`` a component of a heterogeneous job ·
+    ``123`` an id · ``123_4`` a task of an array · ``123+1`` a component of a heterogeneous job (also by SLURM_JOB_ID) ·
     ``123_[4-6]`` some tasks of an array, as Slurm prints them · ``123-130`` the existing jobs of the range · a run
     folder · a name (the newest job of that name). ``site``, a name or the path of a site file, restricts the search.
     With ``foreign``, an id may also name a job submitted by other means: the scheduler is asked. Such a job in the
@@ -48,6 +48,9 @@ def select(names: Sequence[str], *, site: str | None = None, foreign: bool = Fal
     of_site = f" of site {site}" if site is not None else ""
     if foreign and (ids := _ids_of_slurm(names)):
         known = _with_foreign(ids, known, site)
+        if full := _full_ids({name for name in names if name.isdecimal()} - {entry.job_id for entry in known}, site):
+            names = [full.get(name, name) for name in names]
+            known = _with_foreign(_ids_of_slurm(list(full.values())), known, site)
     if foreign and (others := {name for name in names if _is_name(name)} - {e.name for e in known if is_reachable(e)}):
         known = _with_foreign_names(others, known, site)
     selected = [entry for name in names for entry in _one(name, known, of_site)]
@@ -108,6 +111,15 @@ def _with_foreign(job_ids: set[str], known: list[Entry], site: str | None) -> li
             f"no job {ids} was submitted with hpcjobs, and Slurm cannot be asked about others: {error.message}",
             hint=error.hint,
         ) from error
+
+
+def _full_ids(numbers: set[str], site: str | None) -> dict[str, str]:
+    from hpcjobs.run.listing import find_full_ids
+
+    try:
+        return find_full_ids(numbers, site=site)
+    except CommandMissingError:  # a workstation
+        return {}
 
 
 def _is_name(text: str) -> bool:

@@ -179,12 +179,38 @@ def test_a_component_of_a_heterogeneous_job_is_named_as_slurm_names_it_without_a
     (here / "site_configs").mkdir()
     (here / "site_configs" / "mine.yaml").write_text("partitions: {main: {nodes: 2, node: {cpus: 4}}}\n")
     assert "5+1: RUNNING, on n2" in ok("show", "5+1").out
+    all_shown = ok("show", "5").out
+    assert "5+0: RUNNING" in all_shown
+    assert "5+1: RUNNING, on n2" in all_shown
     assert ok("cancel", "5+1").out == "cancelled 5+1\n"
     assert (slurm / "scancel.asked").read_text().split()[-1] == "5+1"
     assert "no job 5+7 was submitted with hpcjobs" in within("show", "5+7").err
     answer(slurm, "squeue", ":")
     answer(slurm, "scontrol", "case $* in *'show job'*) echo '" + "\n".join(ended) + "';; esac")
     assert [within("wait", name).code for name in ("5+0", "5+1", "5")] == [0, 1, 1]
+
+
+@pytest.mark.parametrize(("number", "full"), [("6", "5+1"), ("9", "7_2")])
+@pytest.mark.parametrize("remembers", [True, False])
+def test_a_component_and_a_task_are_known_by_their_slurm_job_id(
+    here: Path, slurm: Path, number: str, full: str, remembers: bool
+) -> None:
+    """What ``echo $SLURM_JOB_ID`` printed there; slurmctld remembers the job, or the accounting alone does."""
+    part = "HetJobId=5 HetJobOffset=1" if full == "5+1" else "ArrayJobId=7 ArrayTaskId=2"
+    own = f"JobName=mine UserId={user_name()}({os.getuid()}) SubmitTime={NOW - 60} StartTime={NOW - 50}"
+    shown = f"JobId={number} {part} {own} EndTime={NOW - 9} JobState=FAILED ExitCode=3:0"
+    no_job = "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1"
+    known = f"echo '{shown}'" if remembers else no_job
+    answer(slurm, "scontrol", f"case $* in *'show job {number}') {known};; *'show job'*) {no_job};; esac")
+    ended = {"JobName": "mine", "State": "FAILED", "Submit": NOW - 60, "Start": NOW - 50, "End": NOW - 9}
+    row = accounted_row(JobID=full, ExitCode="3:0", **ended)
+    jobs = f"*jobs={number}|*jobs={number}' '*|*jobs={full.split('+')[0].split('_')[0]}*|*jobs={full}*"
+    answer(slurm, "squeue", ":")
+    answer(slurm, "sacct", f"case $* in {jobs}) {print_rows(row)};; esac")
+    shown_by_us = ok("show", number).out
+    assert f"{full}: FAILED" in shown_by_us
+    assert "exit code 3" in shown_by_us
+    assert within("wait", number).code == 3
 
 
 def test_the_results_of_a_task_are_not_shown_as_those_of_its_array(here: Path, slurm: Path) -> None:
