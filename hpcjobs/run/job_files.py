@@ -27,7 +27,7 @@ from hpcjobs.record.state import Attempt, State, StateFile, read_history, read_s
 from hpcjobs.record.summary import Throughput
 from hpcjobs.run.index import Entry
 from hpcjobs.scheduler.base import JobRecord
-from hpcjobs.units import array_indices, task_ids
+from hpcjobs.units import array_indices, parent_id, task_ids
 
 T = TypeVar("T")
 _FEW_TASKS = 10
@@ -220,17 +220,19 @@ def read_ends(entry: Entry) -> list[JobRecord]:
     path = Path(entry.run_dir) / ACCOUNTING
     records = read_json(path, list[JobRecord]) or []
     again = {task for task in own_ids(entry) if _started_since(entry, task, path, records)} if records else set()
-    return [record for record in records if again.isdisjoint(_tasks_of(record))]
+    return [record for record in records if again.isdisjoint(tasks_of(record))]
 
 
 def covers_tasks(entry: Entry, records: Iterable[JobRecord]) -> bool:
     """Whether there is a record of every task: the accounting of an array arrives task by task."""
-    there = {task for record in records for task in _tasks_of(record)}
+    there = {task for record in records for task in tasks_of(record)}
     return bool(there) and (entry.job_id in there or there.issuperset(own_ids(entry)))
 
 
-def _tasks_of(record: JobRecord) -> tuple[str, ...]:
-    return (*task_ids(record.job_id), record.job_id)
+def tasks_of(record: JobRecord) -> tuple[str, ...]:
+    """The ids of the record's tasks, and its own; of a component (``12+1``) also that of its job."""
+    of_job = (parent_id(record.job_id),) if "+" in record.job_id else ()
+    return (*task_ids(record.job_id), record.job_id, *of_job)
 
 
 def _started_since(entry: Entry, task: str, path: Path, records: list[JobRecord]) -> bool:
@@ -246,7 +248,7 @@ def _started_since(entry: Entry, task: str, path: Path, records: list[JobRecord]
     state = read_state(entry, task)
     if state is None:
         return False
-    own = [record for record in records if task in _tasks_of(record)]
+    own = [record for record in records if task in tasks_of(record)]
     if any(record.restarts is not None and state.restarts > record.restarts for record in own):
         return True
     ends = [record.ended for record in own if record.ended is not None]
@@ -307,18 +309,18 @@ def keep_ends(entry: Entry, ends: list[JobRecord]) -> None:
     """Keep the records of some tasks beside those that were kept of the others."""
     if ends:
         job = replace(entry, task=None)  # an entry that names one task; the file has those of all
-        there = {task for record in ends for task in _tasks_of(record)}
-        keep_accounting(job, [*(record for record in read_ends(job) if there.isdisjoint(_tasks_of(record))), *ends])
+        there = {task for record in ends for task in tasks_of(record)}
+        keep_accounting(job, [*(record for record in read_ends(job) if there.isdisjoint(tasks_of(record))), *ends])
 
 
 def drop_ends(entry: Entry, ends: list[JobRecord], alive: Iterable[JobRecord]) -> list[JobRecord]:
     """Forget those of the kept records ``ends`` whose tasks are in the queue again; return the others."""
-    again = {task for record in alive for task in _tasks_of(record)}
-    rest = [record for record in ends if again.isdisjoint(_tasks_of(record))]
+    again = {task for record in alive for task in tasks_of(record)}
+    rest = [record for record in ends if again.isdisjoint(tasks_of(record))]
     if len(rest) < len(ends):
         # An entry that names one task has the kept end of that task alone, and the file has those of all.
         job = replace(entry, task=None)
-        others = [record for record in read_ends(job) if again.isdisjoint(_tasks_of(record))]
+        others = [record for record in read_ends(job) if again.isdisjoint(tasks_of(record))]
         if others:
             keep_accounting(job, others)
         else:

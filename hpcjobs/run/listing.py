@@ -86,8 +86,9 @@ def find_full_ids(numbers: Collection[str], *, site: str | None = None) -> dict[
     for number in numbers:
         shown = [record for record in scheduler.show_jobs([number]) if record.user == user_name()]
         ids = {record.job_id for record in shown or scheduler.history(user_name(), job_ids=[number])}
-        if len(ids) == 1:
-            full[number] = ids.pop()
+        if len(ids) != 1:
+            break  # the caller refuses one that nobody knows, whatever the others are
+        full[number] = ids.pop()
     return full
 
 

@@ -13,7 +13,6 @@ from statistics import median
 from typing import NamedTuple
 
 import msgspec
-from msgspec.structs import replace
 
 from hpcjobs.errors import HpcJobsWarning
 from hpcjobs.files import open_regular, read_regular
@@ -210,7 +209,7 @@ def _newest(steps: list[StepProgress]) -> StepProgress:
     finite = next((n for n in reversed(range(len(with_loss))) if not with_loss[n].has_diverged), None)
     if finite is None or not steps[-1].has_diverged:
         return steps[-1]
-    return replace(steps[-1], diverged_at=with_loss[finite + 1].step)
+    return msgspec.structs.replace(steps[-1], diverged_at=with_loss[finite + 1].step)
 
 
 def read_progress(run_dir: Path, run_lines: RunLines | None = None) -> Progress | None:
@@ -250,8 +249,8 @@ def _add_figures(step: StepProgress, figures: Collection[FigureRow]) -> StepProg
         return step
     rate = next((figure for figure in figures if figure.unit), None)
     if step.throughput is None and rate is not None:
-        step = replace(step, throughput=rate.value, unit=rate.unit)
-    return replace(step, figures=", ".join(map(str, figures)))
+        step = msgspec.structs.replace(step, throughput=rate.value, unit=rate.unit)
+    return msgspec.structs.replace(step, figures=", ".join(map(str, figures)))
 
 
 def job_progress(run_dir: str | None, job_id: str) -> Progress | None:
@@ -542,9 +541,6 @@ def describe(entry: Entry) -> Description:
     folder = output_dir(Path(entry.run_dir), first_id)
     summary = {} if others else read_usable(folder / SUMMARY, lambda: read_summary(folder / SUMMARY)) or {}
     records = statuses([entry])[0].records
-    if entry.is_foreign and not others and len(records) > 1:  # a heterogeneous job: its components by their own ids
-        components = [replace(entry, job_id=f"{entry.job_id}+{number}") for number in range(len(records))]
-        records = [record for known in statuses(components) for record in known.records]
     running = not others and any(not record.state.ended for record in records)
     cancelled = any(record.job_id == first_id and record.state is State.CANCELLED for record in records)
     return Description(

@@ -48,6 +48,7 @@ from hpcjobs.run.job_files import (
     read_ends,
     read_state,
     task_dir,
+    tasks_of,
     write_continuation,
 )
 from hpcjobs.scheduler.base import JobQueue, JobRecord, Scheduler, State, connect, reachable_clusters
@@ -262,7 +263,7 @@ def _kept_ends(entry: Entry) -> list[JobRecord]:
 def kept_or_written(entry: Entry, *, reason: str | None = None) -> list[JobRecord]:
     """The ends that were kept, and for the other tasks what they wrote themselves, with ``reason``."""
     ends = _kept_ends(entry)
-    there = {task for record in ends for task in (record.job_id, *task_ids(record.job_id))}
+    there = {task for record in ends for task in tasks_of(record)}
     if entry.job_id in there:
         return ends
     return [*ends, *(replace(one, reason=reason) for one in own_records(entry) if one.job_id not in there)]
@@ -287,13 +288,13 @@ def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord
     ended_ids = [
         current_id(member.entry)
         for member, records in zip(members, queued, strict=True)
-        # Tasks of an array leave the queue one by one; one that was submitted by other means has no files that tell.
+        # Tasks and components leave the queue one by one; what was submitted by other means has no files that tell.
         if member.accounted is None
         and (
             all_ended(member.entry)
             or not records
             or (
-                member.entry.array is not None
+                (member.entry.array is not None or "+" in records[0].job_id)
                 and (member.entry.is_foreign or all(r.state is State.COMPLETING for r in records))
             )
         )
@@ -368,7 +369,6 @@ def _of(entry: Entry, by_parent: dict[str, list[JobRecord]]) -> list[JobRecord]:
         return [record for record in records if record.job_id == current]
     if entry.array is not None:
         records = [r for r in records if r.job_id != entry.job_id or r.state is State.CANCELLED]
-    records = [msgspec.structs.replace(r, job_id=current) if "+" in r.job_id else r for r in records]
     if current != entry.job_id:
         return [msgspec.structs.replace(record, job_id=entry.job_id) for record in records]
     if entry.task is None:
@@ -433,16 +433,16 @@ def _resolve(member: _Open, queued: list[JobRecord], accounted: list[JobRecord])
         return accounted
     # Tasks that are in the queue again were requeued by hand: their kept ends are not the last ones.
     ends = drop_ends(entry, member.ends, alive) if alive and member.ends else member.ends
-    there = {task for record in accounted for task in task_ids(record.job_id)}
+    there = {task for record in accounted for task in tasks_of(record)}
     accounted = [*accounted, *(record for record in ends if there.isdisjoint(task_ids(record.job_id)))]
-    reported = {task for record in alive for task in task_ids(record.job_id)}
+    reported = {task for record in alive for task in tasks_of(record)}
     final = [record for record in accounted if record.state.ended and reported.isdisjoint(task_ids(record.job_id))]
     # slurmctld soon forgets these, and what the tasks wrote may be the end of an earlier start.
     soon_forgotten = [record for record in final if record.source == "scontrol" and record not in member.ends]
     keep_ends(entry, [record for record in soon_forgotten if are_final(entry, [record])])
-    reported |= {task for record in final for task in task_ids(record.job_id)}
+    reported |= {task for record in final for task in tasks_of(record)}
     rest = [task for task in own_ids(entry) if task not in reported]
-    in_queue = {task: record for record in queued for task in task_ids(record.job_id)}
+    in_queue = {task: record for record in queued for task in tasks_of(record)}
     own: dict[str, JobRecord | None] = dict.fromkeys(rest)
     own |= {task: _own_or_lost(entry, task, in_queue.get(task)) for task in find_started(entry, rest)}
     known = [*alive, *final, *(record for record in own.values() if record is not None)]

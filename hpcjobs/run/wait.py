@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from hpcjobs.errors import SchedulerError
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import all_ended, find_started, own_ids, own_record, read_accounting
+from hpcjobs.run.job_files import all_ended, find_started, own_ids, own_record, read_accounting, tasks_of
 from hpcjobs.run.select import is_never_met
 from hpcjobs.run.status import Connect, Known, kept_or_written, require_reachable, statuses
 from hpcjobs.scheduler.base import JobRecord, Outage, Report, State, connect, discard
@@ -152,12 +152,13 @@ class Watch:
             self._to_confirm.pop(record.job_id, None)
         if self._progress is not None:
             self._progress(certain)
-        self._was_alive |= {t for r in records if r.source != "job" and not _over(r) for t in task_ids(r.job_id)}
-        over = {record.job_id for record in filter(_over, records)}
-        tasks = {task for job_id in over for task in task_ids(job_id)}
+        alive = {task for record in records if not _over(record) for task in tasks_of(record)}
+        self._was_alive |= {t for r in records if r.source != "job" and not _over(r) for t in tasks_of(r)}
+        # A heterogeneous job ends with the last of its components.
+        over = {task for record in filter(_over, records) for task in tasks_of(record)} - alive
         # An array that was cancelled before any task ran is one record, without a task's number.
         self._waiting = {
-            task: entry for task, entry in self._waiting.items() if task not in tasks and entry.job_id not in over
+            task: entry for task, entry in self._waiting.items() if task not in over and entry.job_id not in over
         }
 
 

@@ -190,6 +190,16 @@ def test_a_component_of_a_heterogeneous_job_is_named_as_slurm_names_it_without_a
     assert [within("wait", name).code for name in ("5+0", "5+1", "5")] == [0, 1, 1]
 
 
+def test_a_heterogeneous_job_lasts_until_its_last_component_has_ended(here: Path, slurm: Path) -> None:
+    own = {"JobName": "het", "Submit": NOW - 60, "Start": NOW - 50}
+    answer(slurm, "squeue", print_rows(queued_row(JobID="5+0", Elapsed="0:10", **own)))
+    answer(slurm, "sacct", print_rows(accounted_row(JobID="5+1", State="FAILED", ExitCode="3:0", End=NOW - 9, **own)))
+    shown = ok("show", "5").out
+    assert "5+0: RUNNING" in shown
+    assert "5+1: FAILED" in shown
+    assert "job 5 has not ended after 1 s" in within("wait", "5", "--timeout", "1").err
+
+
 @pytest.mark.parametrize(("number", "full"), [("6", "5+1"), ("9", "7_2")])
 @pytest.mark.parametrize("remembers", [True, False])
 def test_a_component_and_a_task_are_known_by_their_slurm_job_id(
@@ -207,9 +217,7 @@ def test_a_component_and_a_task_are_known_by_their_slurm_job_id(
     jobs = f"*jobs={number}|*jobs={number}' '*|*jobs={full.split('+')[0].split('_')[0]}*|*jobs={full}*"
     answer(slurm, "squeue", ":")
     answer(slurm, "sacct", f"case $* in {jobs}) {print_rows(row)};; esac")
-    shown_by_us = ok("show", number).out
-    assert f"{full}: FAILED" in shown_by_us
-    assert "exit code 3" in shown_by_us
+    assert f"{full}: FAILED, on n1, for 2s, exit code 3" in ok("show", number).out
     assert within("wait", number).code == 3
 
 
