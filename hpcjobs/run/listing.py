@@ -82,14 +82,7 @@ def find_full_ids(numbers: Collection[str], *, site: str | None = None) -> dict[
     if not find_kind(kind).takes_sbatch_options or not numbers:
         return {}
     scheduler = connect(kind, conf)
-    full = {}
-    for number in numbers:
-        shown = [record for record in scheduler.show_jobs([number]) if record.user == user_name()]
-        ids = {record.job_id for record in shown or scheduler.history(user_name(), job_ids=[number])}
-        if len(ids) != 1:
-            break  # the caller refuses one that nobody knows, whatever the others are
-        full[number] = ids.pop()
-    return full
+    return {number: full for number in numbers if (full := scheduler.full_id(number, user_name())) is not None}
 
 
 def find_foreign_by_name(names: Collection[str], known: Iterable[Entry], *, site: str | None = None) -> list[Entry]:

@@ -141,6 +141,10 @@ class Scheduler(JobQueue, Protocol):
         """The jobs of ``user`` with these ids, or that ended after ``since``, however they were submitted."""
         ...
 
+    def full_id(self, number: str, user: str) -> str | None:
+        """The id of the array task or component whose SLURM_JOB_ID is ``number``: ``204`` -> ``200_3``."""
+        ...
+
     def hold(self, job_ids: Iterable[str]) -> None:
         """Keep pending jobs from starting."""
         ...

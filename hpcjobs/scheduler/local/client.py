@@ -319,6 +319,10 @@ class LocalScheduler:
         """None: this queue has jobs of hpcjobs alone, which are in the user's index."""
         return []
 
+    def full_id(self, number: str, user: str) -> str | None:
+        """None: tasks of this queue have no ids of their own."""
+        return None
+
     def step(self, job_id: str, hosts: Sequence[str], *options: str) -> list[str]:
         """An empty prefix: every step runs on this machine."""
         return []

@@ -379,10 +379,17 @@ class SlurmScheduler:
     def show_jobs(self, job_ids: Collection[str]) -> list[JobRecord]:
         """The jobs as slurmctld remembers them; one that it has forgotten gives none."""
         parents = set(map(parent_id, job_ids))
-        if len(parents) <= _SHOWN_ONE_BY_ONE:
-            return [record for job_id in sorted(parents, key=int) for record in self._show_job(job_id)]
-        records = parse_scontrol(self._ask(slurm_commands.show_job(siblings=True)).out)
+        if len(parents) > _SHOWN_ONE_BY_ONE:
+            records = parse_scontrol(self._ask(slurm_commands.show_job(siblings=True)).out)
+        else:
+            records = [record for job_id in sorted(parents, key=int) for record in self._show_job(job_id)]
         return [record for record in records if parent_id(record.job_id) in parents]
+
+    def full_id(self, number: str, user: str) -> str | None:
+        """As Slurm prints the id of the task or component: slurmctld takes the number, and sacct too."""
+        shown = [record for record in self._show_job(number) if record.user == user]
+        ids = {record.job_id for record in shown or self.history(user, job_ids=[number])}
+        return ids.pop() if len(ids) == 1 else None
 
     def _show_job(self, job_id: str) -> list[JobRecord]:
         try:
