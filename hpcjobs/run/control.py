@@ -23,7 +23,7 @@ from hpcjobs.record import BATCH_SCRIPT
 from hpcjobs.record.control import ControlDir
 from hpcjobs.run.budget import most_of
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import current_id, keep_ends, read_job_manifest, task_dir
+from hpcjobs.run.job_files import current_id, keep_ends, own_ids, own_record, read_job_manifest, task_dir
 from hpcjobs.run.select import require_all_own
 from hpcjobs.run.status import Connect, Known, end_cancelled, is_ours, own_cluster, require_reachable, statuses
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, connect
@@ -63,27 +63,49 @@ def cancel(entries: Iterable[Entry], *, only: Collection[State] = (), connect: C
         ids = [job_id for known in alive for job_id in known.ids(only)]
         if ids:
             noted = _note_cancelled(alive, only)
+            waits = not only or State.PENDING in only
+            waiting = [(known.entry, _find_waiting(known)) for known in alive] if waits else []
             try:
                 connect(kind, conf or None).cancel(ids)
             except BaseException:
                 _remove_notes(noted)
                 raise
             outcome.cancelled.extend(ids)
-            if not only or State.PENDING in only:
-                _keep_ends_of_waiting(alive, connect)
+            _keep_ends(waiting, connect)
     return outcome
 
 
-def _keep_ends_of_waiting(jobs: Iterable[Known], connect: Connect) -> None:
+class _Waiting(NamedTuple):
+    """A task that waited as it was cancelled."""
+
+    record: JobRecord
+    written: JobRecord | None
+    """What an earlier start of it had written."""
+
+
+def _find_waiting(known: Known) -> dict[str, _Waiting]:
+    """The entry's tasks that wait, by id. Tasks of an array share a record, which an entry of one task has too."""
+    entry, own = known.entry, set(own_ids(known.entry))
+    records = [record for record in known.records if record.state is State.PENDING and not entry.is_foreign]
+    waiting = {task: record for record in records for task in task_ids(record.job_id) if task in own}
+    return {task: _Waiting(replace(record, job_id=task), own_record(entry, task)) for task, record in waiting.items()}
+
+
+def _keep_ends(waiting: Iterable[tuple[Entry, dict[str, _Waiting]]], connect: Connect) -> None:
     """Keep the ends of cancelled tasks that waited: they write none, and slurmctld forgets them, maybe at once."""
-    waiting = {
-        id(known.entry): rows for known in jobs if (rows := [r for r in known.records if r.state is State.PENDING])
-    }
-    cancelled = [known.entry for known in jobs if id(known.entry) in waiting]
-    for entry, records in statuses(cancelled, connect=connect, errors=[]):
-        reported = {task for record in records if record.source != "nobody" for task in task_ids(record.job_id)}
-        forgotten = [row for row in waiting[id(entry)] if reported.isdisjoint(task_ids(row.job_id))]
-        keep_ends(entry, [end_cancelled(row, time.time()) for row in forgotten])
+    cancelled = [(entry, tasks) for entry, tasks in waiting if tasks]
+    now = statuses([entry for entry, _ in cancelled], connect=connect, errors=[])
+    for (entry, tasks), (_, records) in zip(cancelled, now, strict=True):
+        reported = {
+            task
+            for record in records
+            for task in task_ids(record.job_id)
+            if record.source != "nobody" and (task not in tasks or record != tasks[task].written)
+        }
+        forgotten = [one.record for task, one in tasks.items() if task not in reported]
+        # What an accounting does not tell yet, it will.
+        if forgotten and not connect(entry.scheduler, entry.slurm_conf).has_accounting():
+            keep_ends(entry, [end_cancelled(record, time.time()) for record in forgotten])
 
 
 def _note_cancelled(jobs: Iterable[Known], only: Collection[State]) -> list[ControlDir]:

@@ -24,10 +24,11 @@ from hpcjobs.job.limits import mandatory_options
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.job.plan import plan_of
 from hpcjobs.processes.programs import Runner, own_command, run
+from hpcjobs.run import control
 from hpcjobs.run import folder as run_folder
 from hpcjobs.run.folder import code_state
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import all_ended, current_id, read_submitted
+from hpcjobs.run.job_files import all_ended, current_id, read_accounting, read_submitted
 from hpcjobs.run.status import is_queued, owner_elsewhere, require_reachable
 from hpcjobs.run.submission import plan_in
 from hpcjobs.run.submit import hand_over
@@ -329,9 +330,8 @@ def cancel(folder: SweepFolder) -> list[str]:
         entries = [folder.entry(chunk) or adopt_chunk(folder, chunk, scheduler) for chunk in folder.chunks()]
         for chunk in _unsubmitted_chunks(folder):
             folder.give_up(chunk)
-        ids = [entry.job_id for entry in [*entries, *_tails(folder)] if entry is not None and is_queued(entry, queue)]
-        scheduler.cancel(ids)
-        return ids
+        queued = [entry for entry in [*entries, *_tails(folder)] if entry is not None and is_queued(entry, queue)]
+        return control.cancel(queued).cancelled
 
 
 def _tails(folder: SweepFolder) -> Iterator[Entry | None]:
@@ -345,9 +345,8 @@ def _require_reachable(folder: SweepFolder) -> None:
     Raises RequestError: there is such a job, and it has not written its end.
     """
     entries = [*map(folder.entry, folder.chunks()), *_tails(folder)]
-    require_reachable(
-        entry for entry in entries if entry is not None and owner_elsewhere(entry) is not None and not all_ended(entry)
-    )
+    elsewhere = [entry for entry in entries if entry is not None and owner_elsewhere(entry) is not None]
+    require_reachable(entry for entry in elsewhere if read_accounting(entry) is None and not all_ended(entry))
 
 
 def connect_to(definition: Definition) -> Scheduler:

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from hpcjobs.errors import SchedulerError
+from hpcjobs.record import JOB_SCRIPT
 from hpcjobs.record.values import read_count as as_count
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.units import count_tasks
@@ -393,7 +394,9 @@ def _accounted_job(row: TableRow) -> JobRecord:
 def _submitted_script(line: str) -> str | None:
     """The script of an sbatch command line, without quotes; None if options may be a part of it."""
     match = _SUBMITTED_SCRIPT.fullmatch(line)
-    return None if match is None or " -" in match[1] else match[1]  # `-D / -o x`: a path behind a short option
+    if match is None or (" -" in match[1] and not match[1].endswith(f"/{JOB_SCRIPT}")):
+        return None  # `-D / -o x`: a path behind a short option; of ours the end of the path counts
+    return match[1]
 
 
 def accounted_reason(row: TableRow) -> str | None:

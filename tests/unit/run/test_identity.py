@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from slurm_rows import accounted_row
 
 from hpcjobs.errors import RequestError, SchedulerDownError, SchedulerError
 from hpcjobs.files import user_name
@@ -17,12 +18,13 @@ from hpcjobs.job.models import Plan
 from hpcjobs.run import index
 from hpcjobs.run.control import cancel, control
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import FINAL_AFTER_S, is_closed, read_accounting
+from hpcjobs.run.job_files import FINAL_AFTER_S, is_closed, read_accounting, read_ends
 from hpcjobs.run.listing import listing
 from hpcjobs.run.select import newest, select
-from hpcjobs.run.status import end_all, is_queued, statuses
+from hpcjobs.run.status import end_all, is_ours, is_queued, statuses
 from hpcjobs.run.wait import wait
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, Submitted, reachable_clusters
+from hpcjobs.scheduler.slurm.parse import ACCOUNTED, parse_sacct
 from hpcjobs.site.machine import cluster_name
 
 NOW = time.time()
@@ -34,6 +36,7 @@ class Slurm:
 
     def __init__(self, queued: Iterable[JobRecord] = (), accounted: Iterable[JobRecord] = ()) -> None:
         self.queued, self.accounted, self.cancelled = list(queued), list(accounted), list[str]()
+        self.is_accounting_kept = False
 
     def connect(self, kind: str, conf: str | None) -> Scheduler:
         return self
@@ -43,6 +46,9 @@ class Slurm:
 
     def show_jobs(self, job_ids: Iterable[str]) -> list[JobRecord]:
         return []
+
+    def has_accounting(self) -> bool:
+        return self.is_accounting_kept
 
     def find_submitted(self, plan: Plan) -> list[Submitted]:
         return []
@@ -317,6 +323,17 @@ def test_a_job_that_was_cancelled_before_it_began_is_cancelled_also_where_slurm_
     assert states(job, Slurm()) == [(State.CANCELLED, "nobody")]
 
 
+def test_the_end_of_a_cancelled_job_is_the_accountings_where_there_is_one(job: Entry) -> None:
+    """It began between the question and the cancellation, and the accounting is some seconds late."""
+    job = replace(job, user=user_name())
+    waits, silent = Slurm([record(State.PENDING, command=f"{job.run_dir}/job.sh")]), Slurm()
+    silent.is_accounting_kept = True
+    schedulers = iter([waits, waits])
+    assert cancel([job], connect=lambda *_: next(schedulers, silent)).cancelled == ["7"]
+    failed = record(State.FAILED, "sacct", ended=NOW, exit_code=7)
+    assert states(job, Slurm(accounted=[failed])) == [(State.FAILED, "sacct")]
+
+
 def test_waiting_tasks_that_were_cancelled_and_forgotten_are_cancelled_beside_one_that_ran(job: Entry) -> None:
     array = replace(job, user=user_name(), array="0-3")
     at = {"command": f"{job.run_dir}/job.sh"}
@@ -325,8 +342,47 @@ def test_waiting_tasks_that_were_cancelled_and_forgotten_are_cancelled_beside_on
     assert cancel([array], connect=lambda *_: next(schedulers, Slurm())).cancelled == ["7"]
     ended = record(State.CANCELLED, "scontrol", job_id="7_0", ended=NOW, **at)
     assert sorted(states(array, Slurm(accounted=[ended]))) == [
-        *[(State.CANCELLED, "nobody"), (State.CANCELLED, "scontrol")]
+        *3 * [(State.CANCELLED, "nobody")],
+        (State.CANCELLED, "scontrol"),
     ]
+
+
+def test_a_cancelled_task_leaves_the_others_of_its_waiting_array_alone(job: Entry) -> None:
+    array = replace(job, user=user_name(), array="0-3")
+    rows = [record(State.PENDING, job_id=tasks, command=f"{job.run_dir}/job.sh") for tasks in ("7_[0-3]", "7_[0-2]")]
+    before, after = (Slurm([row]) for row in rows)
+    schedulers = iter([before, before])
+    assert cancel([replace(array, task=3)], connect=lambda *_: next(schedulers, after)).cancelled == ["7_3"]
+    assert [r.job_id for r in read_ends(array)] == ["7_3"]
+    assert states(array, after) == [(State.PENDING, "squeue"), (State.CANCELLED, "nobody")]
+    assert states(replace(array, task=3), after) == [(State.CANCELLED, "nobody")]
+
+
+def test_a_task_that_begins_as_its_array_is_cancelled_leaves_the_others_their_end(job: Entry) -> None:
+    array = replace(job, user=user_name(), array="0-3")
+    at = {"command": f"{job.run_dir}/job.sh"}
+    waits = Slurm([record(State.PENDING, job_id="7_[0-3]", **at)])
+    schedulers = iter([waits, waits])
+    begun = Slurm([record(State.COMPLETING, job_id="7_0", **at)])
+    assert cancel([array], connect=lambda *_: next(schedulers, begun)).cancelled == ["7"]
+    assert [r.job_id for r in read_ends(array)] == ["7_1", "7_2", "7_3"]
+
+
+def test_a_cancelled_job_that_waited_for_another_start_has_not_the_end_of_its_first_one(job: Entry) -> None:
+    job = replace(job, user=user_name())
+    write_state(job, "COMPLETED", ended=NOW - 900, exit_code=0)
+    waits = Slurm([record(State.PENDING, command=f"{job.run_dir}/job.sh")])
+    schedulers = iter([waits, waits])
+    assert cancel([job], connect=lambda *_: next(schedulers, Slurm())).cancelled == ["7"]
+    assert states(job, Slurm()) == [(State.CANCELLED, "nobody")]
+
+
+def test_the_script_of_a_job_is_known_in_a_folder_with_a_blank_and_a_minus(job: Entry, tmp_path: Path) -> None:
+    folder = tmp_path / "my -old"
+    folder.mkdir()
+    row = accounted_row(JobID=7, JobName="train", SubmitLine=f"sbatch --parsable {folder}/job.sh")
+    (only,) = parse_sacct(row + "\n", ACCOUNTED)
+    assert is_ours(replace(job, run_dir=str(folder), submitted=NOW - 90_000), only)
 
 
 def test_a_cancellation_that_slurm_did_not_take_leaves_no_note(job: Entry, monkeypatch: pytest.MonkeyPatch) -> None:

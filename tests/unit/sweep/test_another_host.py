@@ -8,6 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 from commandline import ok, within
+from waiting import eventually
+
+from hpcjobs.run.index import entries
+from hpcjobs.run.job_files import keep_ends
+from hpcjobs.run.status import end_cancelled, statuses
 
 
 def test_cells_that_wait_on_another_host_are_neither_submitted_again_nor_cancelled(
@@ -23,4 +28,24 @@ def test_cells_that_wait_on_another_host_are_neither_submitted_again_nor_cancell
     assert ("UNKNOWN" in status, "MISSING" in status, "resume" in status) == (True, False, False), status
     assert [(answer.code, "and this is host login2" in answer.err) for answer in answers] == [(5, True)] * 3, answers
     assert len(list(here.rglob("chunks/*"))) == 1
+    ok("sweep", "cancel", "s")
+
+
+def test_a_sweep_whose_cells_have_a_recorded_end_goes_on_from_another_host(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were cancelled while they waited, and so wrote no end themselves."""
+    monkeypatch.setenv("HPCJOBS_LOCAL_CPUS", "1")
+    ok("submit", "--site", "local", "--name", "before", "-t", "5m", "sleep", "60")
+    eventually(lambda: [row["record"]["state"] for row in ok("ps", "--json").json] == ["RUNNING"])
+    ok("sweep", "run", "--site", "local", "--name", "s", "-t", "5m", "--set", "i=1,2,3", "sleep", "60")
+    (entry,) = (entry for entry in entries() if entry.name == "s")
+    ok("sweep", "cancel", "s")
+    ok("cancel", "before")
+    (known,) = statuses([entry])
+    keep_ends(entry, [end_cancelled(record, 1.0) for record in known.records])
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="login2"))
+    assert ok("sweep", "cancel", "s").code == 0
+    ok("sweep", "resume", "s")
+    assert len(list(here.rglob("chunks/*"))) == 2
     ok("sweep", "cancel", "s")

@@ -239,3 +239,18 @@ def test_cells_that_an_answer_of_the_queue_lacks_are_not_submitted_again_while_t
     assert (resumed["arrays"], resumed["open"], stub.queue()) == ([], 4, {"101": 4})
     stub.end("101")
     assert within("sweep", "resume", "s", "--json").json["cells"] == 4
+
+
+def test_the_cells_of_a_cancelled_sweep_are_cancelled_also_where_slurm_forgot_them_at_once(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without accounting: the cells waited, and wrote no end."""
+    stub = install(monkeypatch, here / "stubs", limit=8)
+    (here / "stubs" / "sacct").write_text("#!/bin/sh\necho 'Slurm accounting storage is disabled' >&2\nexit 1\n")
+    begun = sweep(3).json
+    (array,) = begun["arrays"]
+    assert array in stub.queue()
+    assert ok("sweep", "cancel", "s", "--json").json["cancelled"] == [array]
+    assert array not in stub.queue()
+    shown = ok("sweep", "status", "s").out
+    assert "3 CANCELLED" in shown, shown
