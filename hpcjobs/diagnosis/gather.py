@@ -120,7 +120,9 @@ def read_account(
     accounted, shown = all_accounted.get(chosen), all_shown.get(chosen)
     if accounted is None or shown is None:
         return accounted or shown
-    if accounted.state.ended and not shown.state.ended and shown.state is not State.COMPLETING:
+    is_alive = not shown.state.ended and shown.state is not State.COMPLETING
+    # Of one start the end is the later news.
+    if accounted.state.ended and is_alive and (shown.started is None or shown.started != accounted.started):
         return shown  # the accounting has an earlier start, or an earlier job of a cluster that gives ids again
     account = accounted._replace(logs=shown.logs, work_dir=shown.work_dir or accounted.work_dir)
     if accounted.state.ended:

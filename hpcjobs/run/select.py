@@ -195,10 +195,11 @@ def _by_id(job_id: str, task: str | None, known: list[Entry], of_site: str) -> E
     newest_one = matches[-1]  # a cluster that lost its state gives ids out again
     if task is None:
         return newest_one
-    if newest_one.array is None or int(task) not in array_indices(newest_one.array):
-        what = "is no array" if newest_one.array is None else f"is an array of {newest_one.array}"
-        raise UnknownJobError(f"no task {job_id}_{task}: job {job_id} {what}")
-    return msgspec.structs.replace(newest_one, task=int(task))
+    for entry in reversed(matches):
+        if entry.array is not None and int(task) in array_indices(entry.array):
+            return msgspec.structs.replace(entry, task=int(task))
+    what = "is no array" if newest_one.array is None else f"is an array of {newest_one.array}"
+    raise UnknownJobError(f"no task {job_id}_{task}: job {job_id} {what}")
 
 
 def _by_range(name: str, prefix: str, first: int, last: int, known: list[Entry], of_site: str) -> list[Entry]:

@@ -113,7 +113,8 @@ def is_ours(entry: Entry, record: JobRecord) -> bool:
     """
     if None not in (record.user, entry.user) and record.user != entry.user:
         return False
-    if form_of(record.job_id) == ("_" if entry.array is None else "+"):
+    further_form = "_" if entry.array is not None else "+" if entry.is_foreign else ""
+    if form_of(record.job_id) not in ("", further_form):
         return False
     if not entry.is_foreign and record.command is not None and os.path.basename(record.command) == JOB_SCRIPT:
         # sacct has the sbatch command; the options of a wrapper may contain blanks.
@@ -129,13 +130,17 @@ def is_ours(entry: Entry, record: JobRecord) -> bool:
 
 
 def job_keys(records: Sequence[JobRecord]) -> list[tuple[str, str]]:
-    """Which job each record is of, whoever submitted it: its id, and its form.
+    """Which job each record is of, whoever submitted it: its id, and its form; of an array its name too.
 
-    A plain job, an array and a heterogeneous job of one id are three jobs. The accounting shows the last task of an
-    array under the bare id for a moment: it was submitted with the others.
+    A plain job, an array and a heterogeneous job of one id are three jobs, and so are two arrays of different names.
+    The accounting shows the last task of an array under the bare id for a moment: it was submitted with the others.
     """
     keys = [(parent_id(record.job_id), record.submitted) for record in records]
-    forms = {key: form for key, r in zip(keys, records, strict=True) if (form := form_of(r.job_id))}
+    forms = {
+        key: f"{form}{fold_stored(record.name or '')}" if form == "_" else form
+        for key, record in zip(keys, records, strict=True)
+        if (form := form_of(record.job_id))
+    }
     return [(key[0], forms.get(key, "")) for key in keys]
 
 

@@ -196,13 +196,15 @@ def test_a_job_in_the_queue_is_not_mixed_with_the_tasks_of_an_array_that_had_its
     assert (slurm / "scancel.asked").read_text() == "--quiet 5\n"
 
 
-@pytest.mark.parametrize("array", ["0-1", None])
-def test_no_row_of_another_form_belongs_to_a_job_with_a_run_folder(slurm: Path, here: Path, array: str | None) -> None:
+@pytest.mark.parametrize(("array", "form"), [("0-1", ""), ("0-1", "+"), (None, "_"), (None, "+")])
+def test_no_row_of_another_form_belongs_to_a_job_with_a_run_folder(
+    slurm: Path, here: Path, array: str | None, form: str
+) -> None:
     """Not even one of the same name, submitted within the same minutes."""
     (folder := here / "runs" / "own").mkdir(parents=True)
     index.add(Entry("5", "own", "mine", "slurm", str(folder), NOW - 900.0, "c", array=array, user=user_name()))
     own = rows_of_job_5("_" if array else "", submitted=NOW - 900, name="own", state="COMPLETED")
-    other = rows_of_job_5("" if array else "_", submitted=NOW - 800, name="own", state="FAILED")
+    other = rows_of_job_5(form, submitted=NOW - 800, name="own", state="FAILED")
     account_both(slurm, *other, *own)
     for name in ("5", str(folder)):
         states = [record["state"] for record in json.loads(ok("show", name, "--json").out)["records"]]
@@ -232,3 +234,27 @@ def test_the_name_of_an_earlier_job_means_that_job_and_not_the_later_one_of_its_
     account_both(slurm, *old, *rows_of_job_5("", submitted=NOW - 600, name="new", state="COMPLETED"))
     assert [record["state"] for record in json.loads(ok("show", "old", "--json").out)["records"]] == ["FAILED"] * 2
     assert ok("why", "old").out.startswith("job 5_0  old: FAILED\n")
+
+
+def test_two_arrays_of_one_id_and_different_names_are_two_jobs(slurm: Path) -> None:
+    old = rows_of_job_5("_", submitted=NOW - 9000, name="old", state="FAILED")
+    rows = [{**row, "JobID": f"5_{n}"} for n, row in zip((2, 3), old, strict=True)]
+    account_both(slurm, *rows, *rows_of_job_5("_", submitted=NOW - 600, name="new", state="COMPLETED"))
+    lines = [line for line in ok("ps", "-a").out.splitlines() if line.startswith("5")]
+    assert [("old" in line, "new" in line) for line in lines] == [(True, False), (False, True)]
+    assert within("wait", "5").code == 0
+    assert "it has not failed" in ok("why", "5").out
+
+
+def test_a_task_of_an_earlier_array_can_be_named_though_a_later_job_has_the_id(slurm: Path) -> None:
+    old = rows_of_job_5("_", submitted=NOW - 9000, name="old", state="FAILED")
+    account_both(slurm, *old, *rows_of_job_5("", submitted=NOW - 600, name="new", state="COMPLETED"))
+    assert "5_1: FAILED" in ok("show", "5_1").out
+    assert within("wait", "5_1").code == 3
+
+
+def test_a_job_that_ended_between_two_questions_has_failed(slurm: Path) -> None:
+    account_both(slurm, *rows_of_job_5("", submitted=NOW - 600, name="x", state="FAILED"))
+    shown = f"JobId=5 JobName=x UserId={user_name()}({os.getuid()}) JobState=RUNNING SubmitTime={NOW - 600}"
+    answer(slurm, "scontrol", f"echo '{shown} StartTime={NOW - 599}'")
+    assert "FAILED" in ok("why", "5").out
