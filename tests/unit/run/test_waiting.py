@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -320,6 +321,18 @@ def test_a_late_accounting_is_not_waited_for_beyond_the_timeout(tmp_path: Path) 
     with pytest.raises(TimeoutError, match="job 1 has not ended after 90 s"):
         cluster.wait(90)
     assert cluster.now < 105
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_cancelled_job_has_ended_also_where_no_accounting_tells_it_within_the_timeout(
+    tmp_path: Path, is_kept: bool
+) -> None:
+    cluster = Cluster(tmp_path, {"1": -1.0}, traps=False)
+    cluster.late["1"], cluster.is_accounting_kept = 1e9, is_kept
+    times = {"started": time.time() - 60, "ended": time.time() - 20}
+    state = {"job_id": "1", "state": "CANCELLED", "exit_code": 143, "nodes": "n1", "restarts": 0, **times}
+    (tmp_path / "1" / "state.json").write_text(json.dumps(state))
+    assert cluster.wait(3) == 143
 
 
 def test_no_end_is_waited_for_where_no_accounting_is_kept(tmp_path: Path) -> None:
