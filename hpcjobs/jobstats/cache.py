@@ -22,7 +22,7 @@ from hpcjobs.files import cache_dir, make_folder
 
 _LAG_S: Final = 2 * 3600
 _HOUR_S: Final = 3600
-_VERSION: Final = 5
+_VERSION: Final = 6
 """Raise it when the meaning of cached columns changes."""
 Part = TypeVar("Part", covariant=True)
 

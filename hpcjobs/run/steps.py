@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from subprocess import PIPE, Popen
+from subprocess import PIPE, Popen, TimeoutExpired
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -217,6 +217,7 @@ FRESH_S = 15.0
 _POLL_S = 1.0
 _BEGIN_AGAIN_S = 30.0
 """Between two starts of a sampler: each asks the scheduler whether the job runs."""
+_LONGEST_STOP_S = 30.0
 
 
 _GO_ON = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")
@@ -373,6 +374,10 @@ def stop(sampler: Popen[bytes]) -> None:
     """End a sampler, and close its pipe."""
     with sampler:
         sampler.terminate()
+        try:
+            sampler.wait(_LONGEST_STOP_S)
+        except TimeoutExpired:  # a srun without an answer of Slurm
+            sampler.kill()
 
 
 def read_error(sampler: Popen[bytes]) -> str | None:

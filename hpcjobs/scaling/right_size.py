@@ -70,10 +70,11 @@ def right_size(names: list[str], *, site: str | None = None) -> dict[str, RightS
             continue
         for entry in select([name], site=site):
             ids = (entry.job_id,) if entry.task is None else tuple(own_ids(entry))
-            for row in gather(JobFilter(since=0, job_ids=ids), site=entry.site).jobs.to_dicts():
-                is_mine = None in (entry.user, row["user"]) or entry.user == row["user"]
-                if not is_mine or row["run_dir"] not in (None, entry.run_dir):
-                    continue  # another job that had, or got, this id
+            rows = gather(JobFilter(since=0, job_ids=ids), site=entry.site).jobs.to_dicts()
+            mine = [row for row in rows if None in (entry.user, row["user"]) or entry.user == row["user"]]
+            # Other jobs may have had, or got, this id.
+            own = [row for row in mine if row["run_dir"] == entry.run_dir]
+            for row in own or [row for row in mine if row["run_dir"] is None]:
                 advice = advise(JobUsage.from_row(row))
                 advice += advise_by_earlier_runs(Path(entry.run_dir))
                 options = [f"{one.option}={one.value}" for one in advice]

@@ -117,3 +117,19 @@ def test_the_moments_of_start_are_those_that_slurm_estimates(cluster: ScriptedCl
     begin = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 7330))
     cluster.estimate(f"sbatch: Job 7 to start at {begin} using 16 processors on nodes n1 in partition gpu")
     assert f"{job_id}: submitted now it would start in 2h02m either way" in ok("report", "advise", job_id).out
+
+
+@pytest.mark.parametrize("other_first", [True, False])
+def test_advice_is_not_that_of_another_job_of_mine_with_the_id(cluster: ScriptedCluster, other_first: bool) -> None:
+    """The other one was submitted with sbatch 40 days before, and the controller has lost its state since then."""
+    Path("train.py").write_text("print('hello')\n")
+    mine = ok("submit", "--json", "train.py").json["job_id"]
+    own = accounted(mine, nodes=1, lasted=3600, State="TIMEOUT")
+    before = int(time.time()) - 40 * 86_400
+    times = {"Submit": before, "Eligible": before, "Start": before + 60, "End": before + 3660}
+    columns = {name: str(value) for name, value in times.items()}
+    other = accounted(mine, nodes=1, lasted=3600, State="OUT_OF_MEMORY", JobName="other", **columns)
+    cluster.account([other, own] if other_first else [own, other])
+    advice = ok("report", "advise", mine).out
+    assert "--time=" in advice
+    assert "--mem=" not in advice
