@@ -88,10 +88,8 @@ def archive(entry: Entry, path: Path | None = None, *, connect: Connect = connec
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # as private as the run folder
         with os.fdopen(descriptor, "wb") as file:
             count = _write(file, run_dir, msgspec.json.format(msgspec.json.encode(about), indent=2), mode)
-        try:
-            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        except FileExistsError:  # made by another command meanwhile
-            raise exists from None
+        if target.exists():  # made by another command meanwhile
+            raise exists
         os.replace(partial, target)
     except OSError as error:
         raise RequestError(f"{error.filename or target}: {reason_of(error)}: no archive was written") from error
