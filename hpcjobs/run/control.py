@@ -23,7 +23,15 @@ from hpcjobs.record import BATCH_SCRIPT
 from hpcjobs.record.control import ControlDir
 from hpcjobs.run.budget import most_of
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import current_id, keep_ends, own_ids, own_record, read_job_manifest, task_dir
+from hpcjobs.run.job_files import (
+    current_id,
+    find_started,
+    keep_ends,
+    own_ids,
+    own_record,
+    read_job_manifest,
+    task_dir,
+)
 from hpcjobs.run.select import require_all_own
 from hpcjobs.run.status import Connect, Known, end_cancelled, is_ours, own_cluster, require_reachable, statuses
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, connect
@@ -88,11 +96,15 @@ def _find_waiting(known: Known) -> dict[str, _Waiting]:
     entry, own = known.entry, set(own_ids(known.entry))
     records = [record for record in known.records if record.state is State.PENDING and not entry.is_foreign]
     waiting = {task: record for record in records for task in task_ids(record.job_id) if task in own}
-    return {task: _Waiting(replace(record, job_id=task), own_record(entry, task)) for task, record in waiting.items()}
+    written = {task: own_record(entry, task) for task in find_started(entry, list(waiting))}
+    return {task: _Waiting(replace(record, job_id=task), written.get(task)) for task, record in waiting.items()}
 
 
 def _keep_ends(waiting: Iterable[tuple[Entry, dict[str, _Waiting]]], connect: Connect) -> None:
-    """Keep the ends of cancelled tasks that waited: they write none, and slurmctld forgets them, maybe at once."""
+    """Keep the ends of cancelled tasks that waited: they write none, and slurmctld forgets them, maybe at once.
+
+    The accounting never hears of the task of an array that had not begun, while others of it go on.
+    """
     cancelled = [(entry, tasks) for entry, tasks in waiting if tasks]
     now = statuses([entry for entry, _ in cancelled], connect=connect, errors=[])
     for (entry, tasks), (_, records) in zip(cancelled, now, strict=True):
@@ -103,9 +115,7 @@ def _keep_ends(waiting: Iterable[tuple[Entry, dict[str, _Waiting]]], connect: Co
             if record.source != "nobody" and (task not in tasks or record != tasks[task].written)
         }
         forgotten = [one.record for task, one in tasks.items() if task not in reported]
-        # What an accounting does not tell yet, it will.
-        if forgotten and not connect(entry.scheduler, entry.slurm_conf).has_accounting():
-            keep_ends(entry, [end_cancelled(record, time.time()) for record in forgotten])
+        keep_ends(entry, [end_cancelled(record, time.time()) for record in forgotten])
 
 
 def _note_cancelled(jobs: Iterable[Known], only: Collection[State]) -> list[ControlDir]:
@@ -387,7 +397,7 @@ def _apply_settings(job: Job, settings: Sequence[str], limit_s: float | None) ->
 
 
 def _change(job: Job, field: str, value: str) -> Job:
-    """``job`` with ``field`` as scontrol is reported to set it."""
+    """``job`` with ``field`` as scontrol is told to set it."""
     try:
         stated = msgspec.convert({field: value or None}, Resources, strict=False)
         fields = {

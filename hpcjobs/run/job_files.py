@@ -219,7 +219,13 @@ def read_ends(entry: Entry) -> list[JobRecord]:
     """The kept records of those tasks that have not started again since."""
     path = Path(entry.run_dir) / ACCOUNTING
     records = read_json(path, list[JobRecord]) or []
-    again = {task for task in own_ids(entry) if _started_since(entry, task, path, records)} if records else set()
+    if not records:
+        return []
+    of_task: dict[str, list[JobRecord]] = {}
+    for record in records:
+        for task in set(tasks_of(record)):
+            of_task.setdefault(task, []).append(record)
+    again = {task for task in own_ids(entry) if _started_since(entry, task, path, of_task.get(task, []))}
     return [record for record in records if again.isdisjoint(tasks_of(record))]
 
 
@@ -235,8 +241,8 @@ def tasks_of(record: JobRecord) -> tuple[str, ...]:
     return (*task_ids(record.job_id), record.job_id, *of_job)
 
 
-def _started_since(entry: Entry, task: str, path: Path, records: list[JobRecord]) -> bool:
-    """Whether the task wrote after ``path``, and not the end in ``records``: it was requeued by hand.
+def _started_since(entry: Entry, task: str, path: Path, own: list[JobRecord]) -> bool:
+    """Whether the task wrote after ``path``, and not the end in its records there: it was requeued by hand.
 
     The times are the file server's, which makes them comparable.
     """
@@ -248,9 +254,10 @@ def _started_since(entry: Entry, task: str, path: Path, records: list[JobRecord]
     state = read_state(entry, task)
     if state is None:
         return False
-    own = [record for record in records if task in tasks_of(record)]
     if any(record.restarts is not None and state.restarts > record.restarts for record in own):
         return True
+    if any(record.source == "nobody" for record in own):
+        return True  # it was cancelled while it waited
     ends = [record.ended for record in own if record.ended is not None]
     if state.started is not None and any(state.started < end for end in ends):
         return False  # it began before that end: its node was given up, and it went on there

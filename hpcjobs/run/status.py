@@ -30,6 +30,7 @@ from hpcjobs.run import index
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import (
     CLOCK_TOLERANCE_S,
+    FINAL_AFTER_S,
     all_ended,
     are_final,
     continuation,
@@ -232,7 +233,7 @@ def statuses(
     to_ask: list[_Open] = []
     for entry in all_entries:
         ends = _kept_ends(entry)
-        accounted = ends if covers_tasks(entry, ends) else None
+        accounted = ends if covers_tasks(entry, ends) and not any(map(_is_provisional, ends)) else None
         if accounted is not None:
             known[id(entry)] = accounted
             if not may_be_requeued(entry, accounted):
@@ -255,6 +256,11 @@ def statuses(
             errors.append(error)
         known |= {id(member.entry): records for member, records in zip(members, answers, strict=True)}
     return [Known(entry, known[id(entry)]) for entry in all_entries]
+
+
+def _is_provisional(record: JobRecord) -> bool:
+    """An end that `cancel` kept, and that the accounting may tell better: it hears of jobs some time later."""
+    return record.source == "nobody" and record.ended is not None and time.time() - record.ended < FINAL_AFTER_S
 
 
 def _where(member: _Open) -> tuple[str, str]:

@@ -36,7 +36,6 @@ class Slurm:
 
     def __init__(self, queued: Iterable[JobRecord] = (), accounted: Iterable[JobRecord] = ()) -> None:
         self.queued, self.accounted, self.cancelled = list(queued), list(accounted), list[str]()
-        self.is_accounting_kept = False
 
     def connect(self, kind: str, conf: str | None) -> Scheduler:
         return self
@@ -46,9 +45,6 @@ class Slurm:
 
     def show_jobs(self, job_ids: Iterable[str]) -> list[JobRecord]:
         return []
-
-    def has_accounting(self) -> bool:
-        return self.is_accounting_kept
 
     def find_submitted(self, plan: Plan) -> list[Submitted]:
         return []
@@ -326,10 +322,10 @@ def test_a_job_that_was_cancelled_before_it_began_is_cancelled_also_where_slurm_
 def test_the_end_of_a_cancelled_job_is_the_accountings_where_there_is_one(job: Entry) -> None:
     """It began between the question and the cancellation, and the accounting is some seconds late."""
     job = replace(job, user=user_name())
-    waits, silent = Slurm([record(State.PENDING, command=f"{job.run_dir}/job.sh")]), Slurm()
-    silent.is_accounting_kept = True
+    waits = Slurm([record(State.PENDING, command=f"{job.run_dir}/job.sh")])
     schedulers = iter([waits, waits])
-    assert cancel([job], connect=lambda *_: next(schedulers, silent)).cancelled == ["7"]
+    assert cancel([job], connect=lambda *_: next(schedulers, Slurm())).cancelled == ["7"]
+    assert states(job, Slurm()) == [(State.CANCELLED, "nobody")]
     failed = record(State.FAILED, "sacct", ended=NOW, exit_code=7)
     assert states(job, Slurm(accounted=[failed])) == [(State.FAILED, "sacct")]
 
@@ -375,6 +371,19 @@ def test_a_cancelled_job_that_waited_for_another_start_has_not_the_end_of_its_fi
     schedulers = iter([waits, waits])
     assert cancel([job], connect=lambda *_: next(schedulers, Slurm())).cancelled == ["7"]
     assert states(job, Slurm()) == [(State.CANCELLED, "nobody")]
+
+
+def test_a_cancelled_task_that_was_requeued_and_has_completed_is_completed(job: Entry) -> None:
+    array, begun = replace(job, user=user_name(), array="0-3"), time.time()
+    at = {"command": f"{job.run_dir}/job.sh"}
+    before, after = (Slurm([record(State.PENDING, job_id=tasks, **at)]) for tasks in ("7_[0-3]", "7_[0-1,3]"))
+    schedulers = iter([before, before])
+    assert cancel([replace(array, task=2)], connect=lambda *_: next(schedulers, after)).cancelled == ["7_2"]
+    (folder := Path(job.run_dir) / "2").mkdir()
+    state = {"job_id": "7_2", "state": "COMPLETED", "exit_code": 0, "started": begun + 1, "ended": begun + 2}
+    (folder / "state.json").write_text(json.dumps(state | {"nodes": "n1"}))
+    os.utime(folder / "state.json", (begun + 2, begun + 2))
+    assert states(replace(array, task=2), after) == [(State.COMPLETED, "job")]
 
 
 def test_the_script_of_a_job_is_known_in_a_folder_with_a_blank_and_a_minus(job: Entry, tmp_path: Path) -> None:
