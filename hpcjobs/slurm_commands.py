@@ -70,8 +70,8 @@ _NOT_STORED = re.compile(r"(?:[^ -~]|\?)+")
 
 
 def fold_stored(text: str) -> str:
-    """Make names and paths comparable: slurmdbd stores question marks for characters outside Latin-1."""
-    return _NOT_STORED.sub("?", text)
+    """Make names and paths comparable: slurmdbd stores question marks for characters outside Latin-1, and ` for "."""
+    return _NOT_STORED.sub("?", text.strip().replace('"', "`"))
 
 
 def is_unanswered(message: str) -> bool:

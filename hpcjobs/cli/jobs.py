@@ -69,9 +69,9 @@ def make_lines(rows: Iterable[ListedJob], *, tasks: bool) -> list[Line]:
     return [_line([row for row, _ in group]) for _, group in groups]
 
 
-def _job_of(row: ListedJob, key: tuple[str, str]) -> tuple[str, str]:
+def _job_of(row: ListedJob, key: tuple[str, str, int]) -> tuple[str, str | tuple[str, str, int]]:
     """All rows of a run folder are one job's; those of a heterogeneous job have a line each."""
-    return _id_of(row), row.run_dir or key[1]
+    return _id_of(row), row.run_dir or key
 
 
 def _id_of(row: ListedJob) -> str:

@@ -48,7 +48,8 @@ def select(names: Sequence[str], *, site: str | None = None, foreign: bool = Fal
     of_site = f" of site {site}" if site is not None else ""
     if foreign and (ids := _ids_of_slurm(names)):
         known = _with_foreign(ids, known, site)
-        if full := _full_ids({name for name in names if name.isdecimal()} - {entry.job_id for entry in known}, site):
+        here = {entry.job_id for entry in known if is_reachable(entry)}
+        if full := _full_ids({name for name in names if name.isdecimal()} - here, site):
             names = [full.get(name, name) for name in names]
             known = _with_foreign(_ids_of_slurm(list(full.values())), known, site)
     if foreign and (others := {name for name in names if _is_name(name)} - {e.name for e in known if is_reachable(e)}):
@@ -195,9 +196,10 @@ def _by_id(job_id: str, task: str | None, known: list[Entry], of_site: str) -> E
     newest_one = matches[-1]  # a cluster that lost its state gives ids out again
     if task is None:
         return newest_one
-    for entry in reversed(matches):
-        if entry.array is not None and int(task) in array_indices(entry.array):
-            return msgspec.structs.replace(entry, task=int(task))
+    # A plain job has no tasks: an earlier array of the id is meant.
+    arrays = [entry for entry in matches if entry.array is not None]
+    if arrays and int(task) in array_indices(arrays[-1].array or ""):
+        return msgspec.structs.replace(arrays[-1], task=int(task))
     what = "is no array" if newest_one.array is None else f"is an array of {newest_one.array}"
     raise UnknownJobError(f"no task {job_id}_{task}: job {job_id} {what}")
 

@@ -11,6 +11,7 @@ that does not fit belongs to another job: it is never shown, used, or cancelled.
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import time
@@ -120,35 +121,44 @@ def is_ours(entry: Entry, record: JobRecord) -> bool:
     if not entry.is_foreign and record.command is not None and os.path.basename(record.command) == JOB_SCRIPT:
         # sacct has the sbatch command; the options of a wrapper may contain blanks.
         return f" {fold_stored(record.command)}".endswith(f" {fold_stored(os.path.join(entry.run_dir, JOB_SCRIPT))}")
+    submitted = continuation(entry).submitted
+    if entry.is_foreign and record.submitted == submitted:
+        return True  # it may have changed its name since this very command read it
     if record.name is not None and fold_stored(record.name) != fold_stored(entry.name):
         return False
-    submitted = continuation(entry).submitted
-    if entry.is_foreign:  # read from the scheduler by this very command; a requeue since then has moved the time
+    if entry.is_foreign:  # a requeue since then has moved the time
         return record.submitted is None or record.submitted >= submitted
     if record.submitted is None or not submitted or abs(record.submitted - submitted) <= CLOCK_TOLERANCE_S:
         return True
     return record.submitted > submitted and _was_requeued(entry, record, record.submitted)
 
 
-def job_keys(records: Sequence[JobRecord]) -> list[tuple[str, str]]:
-    """Which job each record is of, whoever submitted it: its id, and its form; of an array its name too.
+def job_keys(records: Sequence[JobRecord]) -> list[tuple[str, str, int]]:
+    """Which job each record is of, whoever submitted it: its id, its form, and how many had both before.
 
-    A plain job, an array and a heterogeneous job of one id are three jobs, and so are two arrays of different names.
-    The accounting shows the last task of an array under the bare id for a moment: it was submitted with the others.
+    A plain job, an array and a heterogeneous job of one id are three jobs. The accounting shows the last task of an
+    array under the bare id for a moment: it was submitted with the others. An array has another job's id where all
+    tasks of that one, of other names, had ended before; tasks may be requeued, and each may change its name.
     """
-    keys = [(parent_id(record.job_id), record.submitted) for record in records]
-    forms = {
-        key: f"{form}{fold_stored(record.name or '')}" if form == "_" else form
-        for key, record in zip(keys, records, strict=True)
-        if (form := form_of(record.job_id))
-    }
-    return [(key[0], forms.get(key, "")) for key in keys]
+    submissions = [(parent_id(record.job_id), record.submitted) for record in records]
+    forms = {key: form for key, r in zip(submissions, records, strict=True) if (form := form_of(r.job_id))}
+    earlier: dict[tuple[str, str], list[tuple[set[str | None], float]]] = {}
+    numbers: dict[int, int] = {}
+    for n, record in sorted(enumerate(records), key=lambda pair: pair[1].submitted or math.inf):
+        jobs = earlier.setdefault((submissions[n][0], forms.get(submissions[n], "")), [])
+        ended = math.inf if record.ended is None else record.ended
+        if not jobs or (record.name not in jobs[-1][0] and jobs[-1][1] < (record.submitted or 0)):
+            jobs.append(({record.name}, ended))
+        else:
+            jobs[-1] = (jobs[-1][0] | {record.name}, max(jobs[-1][1], ended))
+        numbers[n] = len(jobs)
+    return [(key[0], forms.get(key, ""), numbers[n]) for n, key in enumerate(submissions)]
 
 
 def by_job(records: Iterable[JobRecord]) -> list[list[JobRecord]]:
     """The records of each job, by `job_keys`."""
     all_records = list(records)
-    jobs: dict[tuple[str, str], list[JobRecord]] = {}
+    jobs: dict[tuple[str, str, int], list[JobRecord]] = {}
     for key, record in zip(job_keys(all_records), all_records, strict=True):
         jobs.setdefault(key, []).append(record)
     return list(jobs.values())
@@ -317,7 +327,11 @@ def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord
         accounted, error = {}, no_answer
     ended = {job_id: [r for r in records if r.state.ended] for job_id, records in accounted.items()}
     candidates = [entry for entry, _, _ in members if entry.is_foreign and current_id(entry) in ended_ids]
-    if late := [current_id(entry) for entry in candidates if not covers_tasks(entry, _ours(entry, ended))]:
+    if late := [
+        current_id(entry)
+        for entry in candidates
+        if not covers_tasks(entry, _ours(entry, ended)) or any(not r.state.ended for r in _ours(entry, accounted))
+    ]:
         for job_id, records in _by_parent(r for r in scheduler.show_jobs(late) if r.state.ended).items():
             there = {record.job_id for record in ended.get(job_id, [])}
             accounted[job_id] = ended.get(job_id, []) + [r for r in records if r.job_id not in there]
