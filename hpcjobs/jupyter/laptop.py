@@ -153,7 +153,6 @@ def find_json(output: str) -> dict[str, Any]:
             except (ValueError, RecursionError):
                 continue
             if isinstance(value, dict):
-                _require_usable(value)
                 return value
     raise HpcJobsError(
         f"no answer of hpcjobs in what the login node printed: {output.strip()[-300:]!r}",
@@ -162,12 +161,12 @@ def find_json(output: str) -> dict[str, Any]:
 
 
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
-"""A NUL, and half a character: no argument of a program holds them, and hpcjobs writes none into an answer."""
+"""A NUL, and half a character: no argument of a program holds them. Results of a user's program may."""
 
 
-def _require_usable(answer: dict[str, Any]) -> None:
-    """Refuse such text anywhere in an answer. Raises HpcJobsError: quotes it."""
-    left: list[Any] = [answer]
+def _require_usable(part: object) -> None:
+    """Refuse such text anywhere in a part of an answer. Raises HpcJobsError: quotes it."""
+    left: list[Any] = [part]
     while left:
         value = left.pop()
         if isinstance(value, dict):
@@ -194,6 +193,7 @@ def read_word(answer: Mapping[str, Any], *keys: str) -> str:
         raise HpcJobsError(
             f"the answer of the login host has no {'.'.join(keys)}", hint="is hpcjobs of the same version there?"
         )
+    _require_usable(value)
     return value
 
 
@@ -396,6 +396,7 @@ def _read_way(answer: Mapping[str, Any], login: str) -> tuple[Connection, Tunnel
 
     Raises HpcJobsError: a word of it would be an option of ssh, which can run programs here, or is not a host name.
     """
+    _require_usable([answer.get("connection"), answer.get("way")])
     try:
         connection, way = Connection(**answer["connection"]), Tunnel(**answer["way"])
         options, target = list(way.options), list(way.host)

@@ -46,10 +46,10 @@ from hpcjobs.run.control import cancel
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import own_record
 from hpcjobs.run.select import entries_of, is_own_folder, require_own, select_one
-from hpcjobs.run.status import statuses
+from hpcjobs.run.status import is_queued, is_reachable, statuses
 from hpcjobs.run.submit import submit
 from hpcjobs.run.wait import wait
-from hpcjobs.scheduler.base import JobRecord, Outage, State
+from hpcjobs.scheduler.base import JobRecord, Outage, State, connect
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Site
 from hpcjobs.units import walltime_s
@@ -410,12 +410,17 @@ def _end_error(entry: Entry, record: JobRecord) -> HpcJobsError:
 def sessions(*, site: str | None = None) -> list[Session]:
     """My sessions that have not ended, oldest first. One whose folder another user took is left out, with a warning."""
     entries = [entry for entry in entries_of(site) if _is_session(entry)]
-    living = [job for job in statuses(entries) if not _over(job.records[0].state)]
-    for entry, _ in living:
-        if not is_own_folder(entry.run_dir):
+    taken = [entry for entry in entries if is_reachable(entry) and _is_taken(entry)]
+    for entry in taken:  # files in there say nothing: the queue does
+        if is_queued(entry, connect(entry.scheduler, entry.slurm_conf).queue()):
             text = f"job {entry.job_id} is left out: its run folder {entry.run_dir} belongs to another user by now"
             warnings.warn(f"{text} (`hpcjobs cancel {entry.job_id}` ends the job)", HpcJobsWarning, stacklevel=2)
-    return [_session(job.entry, job.records[0]) for job in living if is_own_folder(job.entry.run_dir)]
+    known = statuses(entry for entry in entries if entry not in taken)
+    return [_session(job.entry, job.records[0]) for job in known if not _over(job.records[0].state)]
+
+
+def _is_taken(entry: Entry) -> bool:
+    return os.path.lexists(entry.run_dir) and not is_own_folder(entry.run_dir)
 
 
 def find(job: str | None, *, site: str | None = None) -> Entry:

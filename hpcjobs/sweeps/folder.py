@@ -313,8 +313,8 @@ def find_folder(name: str) -> SweepFolder:
 
 
 def open_folder(path: Path) -> SweepFolder:
-    """The sweep's folder; foreign if it has a sweep, or parts of one, that the user has not submitted."""
-    exists = any(os.path.lexists(path / name) for name in ("sweep.json", "cells", "chunks"))
+    """The sweep's folder; foreign if anything is in it, and the user has not submitted the sweep."""
+    exists = path.is_dir() and any(path.iterdir())
     return SweepFolder(path, foreign=exists and not _is_own(path))
 
 

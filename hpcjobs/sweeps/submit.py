@@ -28,8 +28,8 @@ from hpcjobs.run import control
 from hpcjobs.run import folder as run_folder
 from hpcjobs.run.folder import code_state
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import all_ended, current_id, read_accounting, read_submitted
-from hpcjobs.run.status import is_queued, owner_elsewhere, require_reachable
+from hpcjobs.run.job_files import covers_tasks, current_id, read_submitted
+from hpcjobs.run.status import is_queued, kept_or_written, owner_elsewhere, require_reachable
 from hpcjobs.run.submission import plan_in
 from hpcjobs.run.submit import hand_over
 from hpcjobs.scheduler.base import JobQueue, QueueReadOnce, Scheduler, State, connect
@@ -346,7 +346,13 @@ def _require_reachable(folder: SweepFolder) -> None:
     """
     entries = [*map(folder.entry, folder.chunks()), *_tails(folder)]
     elsewhere = [entry for entry in entries if entry is not None and owner_elsewhere(entry) is not None]
-    require_reachable(entry for entry in elsewhere if read_accounting(entry) is None and not all_ended(entry))
+    require_reachable(entry for entry in elsewhere if not _has_ended(entry))
+
+
+def _has_ended(entry: Entry) -> bool:
+    """Whether each task wrote its end, or has one on record: one that was cancelled while it waited writes none."""
+    records = kept_or_written(entry)
+    return covers_tasks(entry, records) and all(record.state.ended for record in records)
 
 
 def connect_to(definition: Definition) -> Scheduler:

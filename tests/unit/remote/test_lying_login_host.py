@@ -194,6 +194,13 @@ def test_a_second_fetch_of_a_job_brings_what_is_new_into_the_same_folder(
     assert (here / "elsewhere" / "new2").exists()
 
 
+def test_a_job_with_a_nul_in_its_results_is_fetched(own_folders: None, host: Path, here: Path, tmp_path: Path) -> None:
+    answer = {"entry": {"run_dir": "/theirs/other"}, "results": {"label": "a\0b", "half": "\ud800"}}
+    (tmp_path / "shown").write_text(json.dumps(answer))
+    assert within("--remote", "you@far", "fetch", "1").code == 0
+    assert (here / "runs" / "other").is_dir()
+
+
 def test_a_path_with_a_nul_is_an_error_with_a_message(host: Path, tmp_path: Path) -> None:
     (tmp_path / "outputs").write_text("/x\0y/page\n")
     refused = within("--remote", "you@far", "report", "jobs")

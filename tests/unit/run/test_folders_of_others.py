@@ -442,3 +442,19 @@ def test_a_damaged_file_of_a_session_is_named(here: Path, name: str, content: st
     (run_dir / name).write_text(content)
     answer = within("jupyter", "stop", "L1")
     assert (answer.code, f"{run_dir}/" in answer.err, "damaged" in answer.err) == (3, True, True), answer
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another user")
+def test_a_session_whose_folder_another_user_took_is_named_whatever_its_files_say(here: Path) -> None:
+    folder = Path(ok("submit", "--site", "local", "--json", "sleep", "60").json["run_dir"])
+    eventually(lambda: (folder / "state.json").exists())
+    shutil.copytree(folder, taken := folder.with_name("taken"), ignore=shutil.ignore_patterns(".*"))
+    folder.rename(folder.with_name("away"))
+    taken.rename(folder)
+    (folder / "session.json").write_text('{"kind": "lab"}')
+    end = {"job_id": "L1", "state": "COMPLETED", "source": "sacct", "name": "sleep", "exit_code": 0}
+    (folder / "accounting.json").write_text(json.dumps([end]))
+    os.chown(folder, 54321, 54321)
+    listed = hpcjobs("jupyter", "list")
+    assert (listed.code, "job L1 is left out" in listed.err) == (0, True), listed
+    ok("cancel", "L1")

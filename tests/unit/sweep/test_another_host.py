@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from commandline import ok, within
+from msgspec.structs import replace
 from waiting import eventually
 
 from hpcjobs.run.index import entries
-from hpcjobs.run.job_files import keep_ends
+from hpcjobs.run.job_files import keep_ends, own_ids
 from hpcjobs.run.status import end_cancelled, statuses
 
 
@@ -43,7 +45,12 @@ def test_a_sweep_whose_cells_have_a_recorded_end_goes_on_from_another_host(
     ok("sweep", "cancel", "s")
     ok("cancel", "before")
     (known,) = statuses([entry])
-    keep_ends(entry, [end_cancelled(record, 1.0) for record in known.records])
+    first, *others = (replace(known.records[0], job_id=task) for task in own_ids(entry))
+    keep_ends(entry, [end_cancelled(record, 1.0) for record in others])
+    folder = Path(entry.run_dir) / "0"
+    folder.mkdir(exist_ok=True)
+    state = {"job_id": first.job_id, "state": "FAILED", "exit_code": 1, "started": 0.5, "ended": 1.0, "nodes": "vm"}
+    (folder / "state.json").write_text(json.dumps(state))
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="login2"))
     assert ok("sweep", "cancel", "s").code == 0
     ok("sweep", "resume", "s")

@@ -133,6 +133,17 @@ def test_a_job_of_the_sweep_submits_its_rest_also_where_the_home_is_another(
     ok("sweep", "continue", str(foreign))
 
 
+def test_a_folder_that_holds_only_a_job_of_mine_is_no_sweep_of_mine(here: Path) -> None:
+    """As a login host can plant by `fetch`: a sweep there would end that job, as the one that submits its rest."""
+    victim = Path(ok("submit", "--site", "local", "--json", "sleep", "60").json["run_dir"])
+    (planted := here / "runs" / "sweep-u" / "next-001").mkdir(parents=True)
+    (planted / "submitted.json").write_bytes((victim / "submitted.json").read_bytes())
+    run = within("sweep", "run", "--site", "local", "--name", "u", "--set", "i=1", "--", "true")
+    assert (run.code, "that you have not submitted" in run.err) == (5, True), run
+    assert within("sweep", "cancel", "u").code != 0
+    ok("cancel", "L1")
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another user")
 def test_a_sweep_that_another_user_put_in_the_place_of_a_removed_one_is_foreign(here: Path) -> None:
     ok("sweep", "--site", "local", "--name", "s", "-t", "5m", "--set", "i=1,2", "true")
