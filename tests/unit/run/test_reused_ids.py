@@ -17,7 +17,7 @@ from hpcjobs.diagnosis.gather import _TABLE
 from hpcjobs.files import user_name
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
-from hpcjobs.run.status import by_job
+from hpcjobs.run.status import by_job, is_ours
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.slurm.outputs import _SUBMISSION
 from hpcjobs.scheduler.slurm.parse import ACCOUNTED, ACCOUNTED_BEFORE_20_11, parse_scontrol, read_shown
@@ -258,3 +258,48 @@ def test_a_job_that_ended_between_two_questions_has_failed(slurm: Path) -> None:
     shown = f"JobId=5 JobName=x UserId={user_name()}({os.getuid()}) JobState=RUNNING SubmitTime={NOW - 600}"
     answer(slurm, "scontrol", f"echo '{shown} StartTime={NOW - 599}'")
     assert "FAILED" in ok("why", "5").out
+
+
+def test_an_array_whose_tasks_have_names_of_their_own_is_one_job(slurm: Path) -> None:
+    """One task was requeued, which moved its submit time, and has ended; the others run."""
+    own = {"Submit": NOW - 600, "Start": NOW - 590}
+    running = [queued_row(JobID=f"5_{n}", JobName=f"fit{n}", **own) for n in (1, 2)]
+    (ended,) = rows_of_job_5("", submitted=NOW - 300, name="fit0", state="COMPLETED")
+    alive = [{"JobID": f"5_{n}", "JobName": f"fit{n}", "State": "RUNNING", "End": "Unknown", **own} for n in (1, 2)]
+    account_both(slurm, {**ended, "JobID": "5_0"}, *alive)
+    answer(slurm, "squeue", print_rows(*running))
+    shown = {row["job_id"]: row["state"] for row in json.loads(ok("show", "5", "--json").out)["records"]}
+    assert {shown["5_1"], shown["5_2"]} == {"RUNNING"}
+    assert len([line for line in ok("ps").out.splitlines() if line.startswith("5")]) == 1
+    assert within("cancel", "5").out == "cancelled 5\n"
+
+
+@pytest.mark.parametrize("name", ['it"s', " x", "x "])
+def test_a_name_that_slurmdbd_keeps_in_other_characters_is_the_jobs(name: str) -> None:
+    entry = Entry("5", name, "-", "slurm", "-/5", NOW - 60.0)
+    stored = name.strip().replace('"', "`")
+    assert is_ours(entry, JobRecord("5", State.COMPLETED, "sacct", name=stored, submitted=NOW - 50.0))
+    assert not is_ours(entry, JobRecord("5", State.COMPLETED, "sacct", name="other", submitted=NOW - 50.0))
+
+
+def test_a_task_whose_row_of_sacct_has_no_name_yet_is_known_by_its_slurm_job_id(slurm: Path) -> None:
+    own = {"JobName": "fit", "Submit": NOW - 6, "Start": NOW - 5}
+    placeholder = {"JobID": 6, "JobName": "allocation", "State": "PENDING", "Submit": NOW - 5, "End": "Unknown"}
+    account_both(slurm, placeholder)
+    answer(slurm, "squeue", print_rows(queued_row(JobID="5_0", **own)))
+    shown = f"JobId=6 ArrayJobId=5 ArrayTaskId=0 JobName=fit UserId={user_name()}({os.getuid()}) JobState=RUNNING"
+    answer(
+        slurm, "scontrol", f"case $* in *'show job'*) echo '{shown} SubmitTime={NOW - 6} StartTime={NOW - 5}';; esac"
+    )
+    assert "5_0: RUNNING" in ok("show", "6").out
+    assert ok("cancel", "6").out == "cancelled 5_0\n"
+
+
+def test_a_component_that_failed_counts_while_the_accounting_has_it_as_running(slurm: Path) -> None:
+    first, second = rows_of_job_5("+", submitted=NOW - 600, name="het", state="COMPLETED")
+    account_both(slurm, first, {**second, "State": "RUNNING", "End": "Unknown"})
+    own = f"JobName=het UserId={user_name()}({os.getuid()}) SubmitTime={NOW - 600} StartTime={NOW - 599}"
+    shown = f"JobId=6 HetJobId=5 HetJobOffset=1 {own} EndTime={NOW - 9} JobState=FAILED ExitCode=3:0"
+    answer(slurm, "scontrol", f"case $* in *'show job'*) echo '{shown}';; esac")
+    assert "5+1: FAILED" in ok("show", "5").out
+    assert within("wait", "5").code == 3
