@@ -80,6 +80,18 @@ def test_a_pending_array_is_cancelled_and_waiting_for_it_ends(cluster: Cluster) 
     assert "CANCELLED" in answer.err
 
 
+def test_a_cancelled_task_of_a_waiting_array_stays_cancelled_while_the_others_run(cluster: Cluster) -> None:
+    """slurmdbd never hears of a task that is taken out of an array before it begins."""
+    job = cluster.submit("-o", "hold", "--array", "0-2", "true")
+    assert cluster.hpcjobs("cancel", f"{job.id}_1").out == f"cancelled {job.id}_1\n"
+    (waiting,) = [row for row in cluster.rows() if row["record"]["state"] == "PENDING"]
+    assert task_ids(waiting["record"]["job_id"]) == [f"{job.id}_0", f"{job.id}_2"]
+    cluster.slurm("scontrol", "release", job.id)
+    answer = cluster.hpcjobs("wait", "--timeout", "400", job.id)
+    assert (answer.code, f"job {job.id}_1 CANCELLED" in answer.err) == (143, True), answer
+    assert "2 COMPLETED, 1 CANCELLED" in cluster.hpcjobs("ps", "-a").out
+
+
 def test_a_running_job_is_cancelled_and_says_so_itself_and_to_the_accounting(cluster: Cluster) -> None:
     job = cluster.submit("-N", "2", "--ntasks-per-node", "2", "--name", "long", *SLEEP)
     job.becomes("RUNNING")

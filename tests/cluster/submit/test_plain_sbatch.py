@@ -29,6 +29,7 @@ SCRIPTS = {
     "long.sh": HEAD + "echo started\nexec sleep 600\n",
     "held.sh": HEAD + "#SBATCH --hold\necho never\n",
 }
+NAMED = "scontrol update jobid=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID name=fit$SLURM_ARRAY_TASK_ID\n"
 """What a user of sbatch may have: ten scripts, each odd in another way."""
 PRINTED = {
     "job.sh": "named as a script of hpcjobs\n",
@@ -51,10 +52,15 @@ def ids(sandbox: Sandbox, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> dic
     (workdir / "out").mkdir()
     ids = {}
     for name, text in SCRIPTS.items():
-        (workdir / name).write_text(text, encoding="utf-8")
-        done = subprocess.run(["sbatch", "--parsable", name], capture_output=True, text=True, check=True)
-        ids[name] = done.stdout.strip()
+        ids[name] = submit(workdir, name, text)
     return ids
+
+
+def submit(folder: Path, name: str, text: str) -> str:
+    """The id of a script, submitted with sbatch."""
+    (folder / name).write_text(text, encoding="utf-8")
+    done = subprocess.run(["sbatch", "--parsable", name], capture_output=True, text=True, check=True, cwd=folder)
+    return done.stdout.strip()
 
 
 def states(*arguments: str) -> dict[str, set[str]]:
@@ -92,6 +98,30 @@ def test_cancel_ends_jobs_of_sbatch_beside_those_of_hpcjobs(ids: dict[str, str])
     cancelled = ok("cancel", own, ids["long.sh"], ids["job.sh"]).out
     assert {own, ids["long.sh"]} <= set(cancelled.split())
     assert ids["held.sh"] in ok("cancel", "--all").out
+    eventually(lambda: not ok("ps", "--state", "PENDING,RUNNING", "--json").json, what="the end of all jobs")
+
+
+def test_tasks_and_components_are_known_by_their_slurm_job_id_and_an_array_whatever_its_tasks_names(
+    sandbox: Sandbox, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", sandbox.slurm_conf)
+    texts = {
+        "het.sh": HEAD + "#SBATCH -n 1\n#SBATCH hetjob\n#SBATCH -n 1\nexec sleep 600\n",
+        "array.sh": HEAD + "#SBATCH --array=0-1\n" + NAMED + "exec sleep 600\n",
+    }
+    het, array = (submit(workdir, name, text) for name, text in texts.items())
+    eventually(
+        lambda: [row["name"] for row in ok("ps", "--json").json if row["name"].startswith("fit")] == ["fit0", "fit1"]
+    )
+    component = str(int(het) + 1)
+    assert f"{het}+1: RUNNING" in ok("show", component).out
+    shown = ok("show", het).out
+    assert all(f"{het}+{n}: RUNNING" in shown for n in range(2))
+    squeue = ["squeue", "--noheader", "--format=%A %i"]
+    numbers = dict(line.split()[::-1] for line in subprocess.check_output(squeue, text=True).splitlines())
+    assert ok("cancel", numbers[f"{array}_0"]).out == f"cancelled {array}_0\n"
+    assert ok("cancel", array).out == f"cancelled {array}\n"
+    assert ok("cancel", het).out == f"cancelled {het}\n"
     eventually(lambda: not ok("ps", "--state", "PENDING,RUNNING", "--json").json, what="the end of all jobs")
 
 
