@@ -11,6 +11,7 @@ import base64
 import contextlib
 import os
 import select
+import selectors
 import shlex
 import signal
 import stat
@@ -18,12 +19,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
 from threading import Thread
-from typing import IO
+from typing import IO, cast
 
 from hpcjobs.errors import HpcJobsError
 from hpcjobs.files import append_lines, cache_dir, make_folder, runtime_dir, state_dir, write_beside
@@ -40,6 +39,7 @@ _LINES, _LONGEST_LINE = 8, 200
 """Lines, and characters of a line, that a message quotes from a program's output."""
 _LONGEST_ANSWER = 256 << 20
 """Bytes of what a command there prints; the answers are lists of jobs and paths."""
+_PIECE = 1 << 16
 _PERSIST = "10m"
 _LONGEST_SOCKET = 104
 """Bytes of the path of a socket on macOS; Linux has four more."""
@@ -178,36 +178,37 @@ class LoginConnection:
         return f"{host}:{path}"
 
 
-def read_answer(process: Popen[bytes], destination: str) -> list[bytes]:
+def read_answer(process: Popen[bytes], destination: str) -> list[bytearray]:
     """What ``process`` prints into its pipes, output first, to the end; it is ended when this process is interrupted.
 
     Raises HpcJobsError: ``destination`` answers with too much; the process is killed.
     """
-    streams = [stream for stream in (process.stdout, process.stderr) if stream is not None]
-    with ThreadPoolExecutor(len(streams)) as pool:  # all at once: a full pipe stops the program there
-        try:
-            answer = list(pool.map(partial(_read_some, process), streams))
-        except BaseException:
-            process.terminate()
-            raise
-    if any(len(part) > _LONGEST_ANSWER for part in answer):
-        raise HpcJobsError(f"{destination} answered with more than {human_bytes(_LONGEST_ANSWER)}: not read")
-    return answer
+    answer = {stream: bytearray() for stream in (process.stdout, process.stderr) if stream is not None}
+    try:
+        with selectors.DefaultSelector() as ready:  # all at once: a full pipe stops the program there
+            for stream in answer:
+                ready.register(stream, selectors.EVENT_READ)
+            while ready.get_map():
+                for key, _ in ready.select():
+                    part = os.read(key.fd, _PIECE)
+                    if not part:
+                        ready.unregister(key.fileobj)
+                    kept = answer[cast("IO[bytes]", key.fileobj)]
+                    kept += part
+                    if len(kept) > _LONGEST_ANSWER:
+                        process.kill()  # what it started ends when its output has no reader
+                        limit = human_bytes(_LONGEST_ANSWER)
+                        raise HpcJobsError(f"{destination} answered with more than {limit}: not read")
+    except BaseException:
+        process.terminate()
+        raise
+    return list(answer.values())
 
 
 def last_lines(text: str) -> str:
     """The last lines of a program's output, short enough for a message: banners of ssh and of hosts are long."""
     lines = text.strip().splitlines()[-_LINES:]
     return "\n".join(line if len(line) <= _LONGEST_LINE else f"…{line[-_LONGEST_LINE:]}" for line in lines)
-
-
-def _read_some(process: Popen[bytes], stream: IO[bytes]) -> bytes:
-    """Read a stream of ``process`` to its end; a program that prints more than an answer may have is killed."""
-    data = stream.read(_LONGEST_ANSWER + 1)
-    if len(data) > _LONGEST_ANSWER:
-        process.kill()
-        stream.close()  # what it started ends when its output has no reader
-    return data
 
 
 def _read_settings(destination: str) -> dict[str, str]:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
+import time
 from pathlib import Path
+from subprocess import PIPE, Popen
+from threading import Timer, main_thread
 
 import pytest
 from commandline import within
 from scripted_slurm import answer
 
 from hpcjobs.files import config_dir
+from hpcjobs.remote.connection import read_answer
 from hpcjobs.run import index
 from hpcjobs.sweeps.folder import SweepFolder, remember
 
@@ -136,6 +141,23 @@ def test_an_answer_without_end_is_not_held_in_memory(
     answer(tmp_path / "commands", "cat", f"while echo no end of it; do :; done >&{stream}")
     refused = within("--remote", "you@far", *verb)
     assert (refused.code, "you@far answered with more than 1M: not read" in refused.err) == (3, True), refused
+
+
+def test_an_interrupt_waits_for_nobody_who_holds_the_pipe_of_ssh() -> None:
+    """A shared connection, or a program of ProxyCommand, outlives the ssh that started it."""
+    with Popen(["sh", "-c", "sleep 20 & echo $!; exec sleep 20"], stdout=PIPE) as process:
+        assert process.stdout is not None
+        holder = int(process.stdout.readline())
+        try:
+            interrupt = Timer(0.3, signal.pthread_kill, [main_thread().ident, signal.SIGINT])
+            interrupt.start()
+            began = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                read_answer(process, "far")
+            assert time.monotonic() - began < 10
+        finally:
+            os.kill(holder, signal.SIGKILL)
+            process.kill()
 
 
 @pytest.fixture
