@@ -31,6 +31,10 @@ from hpcjobs.remote.laptop import Laptop
 from hpcjobs.site.models import Site
 
 _STOP_S = 5.0
+_LONGEST_JSON = 16 << 20
+"""Bytes of an answer in JSON; the longest describes the tasks of an array."""
+_MOST_STARTS = 100
+"""Lines that begin as JSON does, with those that a profile prints."""
 
 
 class Remote:
@@ -69,7 +73,7 @@ class Remote:
             assert process.stdin is not None
             with suppress(BrokenPipeError), process.stdin as pipe:  # a token, short enough for any pipe
                 pipe.write((given or "").encode())
-            out, *_ = read_answer(process, self.login)
+            out, *_ = read_answer(process, self.login, longest=_LONGEST_JSON)
         if process.returncode == LOST:
             raise NoConnectionError(f"{self.login} cannot be reached by ssh", hint=self._hint())
         if process.returncode != 0:
@@ -142,18 +146,22 @@ def _is_to_node(way: Tunnel) -> bool:
 def find_json(output: str) -> dict[str, Any]:
     """The JSON object in ``output``: a login node's profile may print lines before and after it.
 
-    Raises HpcJobsError: no JSON object in it, or one with text that can be no argument or path.
+    Raises HpcJobsError: no JSON object in it.
     """
     decoder = json.JSONDecoder()
-    starts = [0, *(position + 1 for position, letter in enumerate(output) if letter == "\n")]
-    for start in starts:
-        if output.startswith("{", start):
-            try:
-                value, _ = decoder.raw_decode(output, start)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(value, dict):
-                return value
+    text, after = f"\n{output}", 0
+    for _ in range(_MOST_STARTS):
+        start = text.find("\n{", after) + 1
+        if start == 0:
+            break
+        try:
+            value: dict[str, Any] = decoder.raw_decode(text, start)[0]
+        except json.JSONDecodeError as error:
+            after = error.pos - 1  # nothing is decoded twice
+        except (ValueError, RecursionError):
+            break
+        else:
+            return value
     raise HpcJobsError(
         f"no answer of hpcjobs in what the login node printed: {output.strip()[-300:]!r}",
         hint="is it the same version there? `hpcjobs jupyter list` on the login node shows what was submitted",

@@ -178,11 +178,12 @@ class LoginConnection:
         return f"{host}:{path}"
 
 
-def read_answer(process: Popen[bytes], destination: str) -> list[bytearray]:
+def read_answer(process: Popen[bytes], destination: str, *, longest: int | None = None) -> list[bytearray]:
     """What ``process`` prints into its pipes, output first, to the end; it is ended when this process is interrupted.
 
-    Raises HpcJobsError: ``destination`` answers with too much; the process is killed.
+    Raises HpcJobsError: ``destination`` answers with more than ``longest`` bytes; the process is killed.
     """
+    longest = _LONGEST_ANSWER if longest is None else longest
     answer = {stream: bytearray() for stream in (process.stdout, process.stderr) if stream is not None}
     try:
         with selectors.DefaultSelector() as ready:  # all at once: a full pipe stops the program there
@@ -195,9 +196,9 @@ def read_answer(process: Popen[bytes], destination: str) -> list[bytearray]:
                         ready.unregister(key.fileobj)
                     kept = answer[cast("IO[bytes]", key.fileobj)]
                     kept += part
-                    if len(kept) > _LONGEST_ANSWER:
+                    if len(kept) > longest:
                         process.kill()  # what it started ends when its output has no reader
-                        limit = human_bytes(_LONGEST_ANSWER)
+                        limit = human_bytes(longest)
                         raise HpcJobsError(f"{destination} answered with more than {limit}: not read")
     except BaseException:
         process.terminate()

@@ -10,6 +10,8 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+import tracemalloc
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -236,7 +238,13 @@ def test_a_token_file_is_read_on_the_laptop(desk: Path) -> None:
 
 @pytest.mark.parametrize(
     "output",
-    ['{"job_id": "7"}', 'Welcome!\n{"job_id": "7"}\n', '{maintenance}\n{"job_id": "7"}\nbye {"job_id": "8"}\n'],
+    [
+        '{"job_id": "7"}',
+        '{\n{"job_id": "7"}',
+        '{"a": 1 \n{"job_id": "7"}',
+        'Welcome!\n{"job_id": "7"}\n',
+        '{maintenance}\n{"job_id": "7"}\nbye {"job_id": "8"}\n',
+    ],
 )
 def test_an_answer_is_found_between_what_a_profile_prints(output: str) -> None:
     assert find_json(output) == {"job_id": "7"}
@@ -245,6 +253,23 @@ def test_an_answer_is_found_between_what_a_profile_prints(output: str) -> None:
 def test_no_answer_at_all_is_an_error_that_shows_what_came() -> None:
     with pytest.raises(HpcJobsError, match="no answer of hpcjobs in what the login node printed: 'Welcome!'"):
         find_json("Welcome!\n")
+
+
+@pytest.mark.parametrize(
+    "output",
+    ["\n" * (1 << 20), "{\n" * 100_000, '{"a":\n' * 50_000, '{"a": 0,\n' * 50_000, '\n{"a": [' + '[],' * 200_000],
+    ids=["lines", "starts", "depth", "fields", "list"],
+)  # fmt: skip
+def test_an_answer_made_to_be_slow_costs_little_time_and_memory(output: str) -> None:
+    tracemalloc.start()
+    began = time.process_time()
+    try:
+        with pytest.raises(HpcJobsError, match="no answer of hpcjobs"):
+            find_json(output)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize("way", [

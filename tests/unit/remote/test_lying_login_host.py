@@ -138,6 +138,7 @@ def test_an_answer_without_end_is_not_held_in_memory(
     host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: tuple[str, ...], stream: str
 ) -> None:
     monkeypatch.setattr("hpcjobs.remote.connection._LONGEST_ANSWER", 1 << 20)
+    monkeypatch.setattr("hpcjobs.jupyter.laptop._LONGEST_JSON", 1 << 20)
     answer(tmp_path / "commands", "cat", f"while echo no end of it; do :; done >&{stream}")
     refused = within("--remote", "you@far", *verb)
     assert (refused.code, "you@far answered with more than 1M: not read" in refused.err) == (3, True), refused
