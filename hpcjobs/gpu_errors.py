@@ -67,14 +67,14 @@ NO_INTERFACE = GpuError(
     r"|is neither AF_INET\(\d+\) nor AF_INET6\(\d+\)"
     r"|unable to find address for: (?P<interface>\S+)|ifa != nullptr. Unable to find",
     "The network interface that NCCL or Gloo was told to use is not on the node",
-    "ip -br addr  # on the node; `interface` of the site file, or NCCL_SOCKET_IFNAME, must name one of them",
+    "ip -br addr  # on the node; the key interface of the site file, or NCCL_SOCKET_IFNAME, must name one of them",
 )
 VERSIONS = GpuError(
     "nccl-versions",
     CONFIGURATION,
     r"Mismatched NCCL version detected|NCCL version mismatch|undefined symbol: nccl\w+",
     "The ranks, or torch and the library that it loads, have different versions of NCCL",
-    "python -c 'import torch; print(torch.cuda.nccl.version())'  # on each node; `module list`, LD_LIBRARY_PATH",
+    "python -c 'import torch; print(torch.cuda.nccl.version())'  # on each node; look at module list, LD_LIBRARY_PATH",
 )
 DRIVER = GpuError(
     "driver-too-old",
@@ -99,7 +99,7 @@ CUDNN_VERSIONS = GpuError(
     CONFIGURATION,
     r"cuDNN version incompatibility",
     "torch loads another version of cuDNN than it was built with",
-    "python -c 'import torch; print(torch.backends.cudnn.version())'  # `module list`, LD_LIBRARY_PATH",
+    "python -c 'import torch; print(torch.backends.cudnn.version())'  # look at module list, LD_LIBRARY_PATH",
 )
 MISSING = GpuError(
     "gpu-missing",

@@ -198,7 +198,7 @@ def fill_fix(fix: str, values: Mapping[str, str], *, by_hpcjobs: bool) -> str:
     filled = _PLACEHOLDER.sub(lambda match: _value(match[1], values, by_hpcjobs), command)
     if is_resubmission and not by_hpcjobs:
         filled = _for_sbatch(filled) + " SCRIPT"
-    return filled + comment_mark + _PLACEHOLDER.sub(lambda match: values.get(match[1], match[1].upper()), comment)
+    return filled + comment_mark + comment  # as it is: an interactive zsh runs what is behind `#`
 
 
 def _value(name: str, values: Mapping[str, str], by_hpcjobs: bool) -> str:

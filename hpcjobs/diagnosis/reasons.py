@@ -41,7 +41,7 @@ REASONS: dict[str, Reason] = {
     ),
     "ReqNodeNotAvail, Reserved for maintenance": Reason(
         "Its time limit reaches into a maintenance: the nodes are reserved for it",
-        "scontrol update JobId={job} TimeLimit=SHORTER  # so that it ends before `scontrol show reservation` begins",
+        "scontrol update JobId={job} TimeLimit=SHORTER  # to end before what scontrol show reservation lists",
         may_move=True,
     ),
     "NodeDown": Reason("A node that it needs is down", "sinfo -R  # says why", may_move=True),

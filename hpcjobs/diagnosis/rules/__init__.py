@@ -26,14 +26,14 @@ DISTRIBUTED: tuple[Rule, ...] = (
         r"^.*not built with SLURM's PMI support|PMI2?_Init failed|PMIX?_Init.*(?:fail|error)"
         r"|Invalid MPI plugin name|MPI type \S+ is not|no PMIx server was reachable",
         "srun and this MPI library do not speak the same PMI",
-        "srun --mpi=list ; hpcjobs sites show {site}  # `mpi` of the site file names one of them",
+        "srun --mpi=list ; hpcjobs sites show {site}  # the key mpi of the site file names one of them",
     ),
     rule(
         "world-size",
         r"this task sees a world of (?P<seen>\S+) and not of (?P<expected>\d+)"
         r"|WORLD_SIZE is (?P<seen2>\S+), expected (?P<expected2>\d+)",
         "A rank saw a world of {seen} instead of {expected} ranks: the launcher did not start one world",
-        "srun --mpi=list ; hpcjobs sites show {site}  # `mpi` of the site file must fit the MPI library",
+        "srun --mpi=list ; hpcjobs sites show {site}  # the key mpi of the site file must fit the MPI library",
     ),
     rule(
         "no-slots",

@@ -132,7 +132,7 @@ SYSTEM: tuple[Rule, ...] = (
         "file-too-large",
         r"\[Errno 27\] File too large|File size limit exceeded",
         "A file reached the largest size that is allowed (ulimit -f, or the file system's own)",
-        "ulimit -f  # in the job; `setup` of the site file can raise it",
+        "ulimit -f  # in the job; the key setup of the site file can raise it",
     ),
     rule(
         "read-only-filesystem",
@@ -144,7 +144,7 @@ SYSTEM: tuple[Rule, ...] = (
         "too-many-files",
         r"(?i:too many open files)|\[Errno 24\]",
         "The process has more open files than its limit (ulimit -n)",
-        "ulimit -n 65536  # in `setup` of the site file; or fewer data-loader workers",
+        "ulimit -n 65536  # in the key setup of the site file; or fewer data-loader workers",
     ),
     rule(
         "too-many-processes",
@@ -206,7 +206,7 @@ SYSTEM: tuple[Rule, ...] = (
         r"error while loading shared libraries: (?P<library>[^:\s]+)"
         r"|(?:OSError|ImportError): (?P<library2>[^:\s]+\.so[.\d]*): cannot open shared object file",
         "The shared library {library} is not on the node, or not on LD_LIBRARY_PATH",
-        "hpcjobs sites show {site}  # does `modules` load what provides {library}?",
+        "hpcjobs sites show {site}  # does its key modules load what provides the library?",
     ),
     rule(
         "library-too-old",
@@ -220,14 +220,14 @@ SYSTEM: tuple[Rule, ...] = (
         r"|cannot be loaded as requested): *"
         r"[\"']?(?P<module2>[^\"'\s]+)?|Lmod has detected the following error",
         "The software module {module} cannot be loaded on the node",
-        "module avail {module} ; hpcjobs sites show {site}  # and correct `modules` of the site file",
+        "module avail {module} ; hpcjobs sites show {site}  # and correct the key modules of the site file",
         more_precise_than=_MISSING,
     ),
     rule(
         "module-command-missing",
         r"module: command not found",
         "The shell of the job does not define `module`",
-        "hpcjobs sites show {site}  # `module_init` of the site file names the script that defines it",
+        "hpcjobs sites show {site}  # the key module_init of the site file names the script that defines it",
         more_precise_than=_MISSING,
     ),
     rule(
@@ -235,14 +235,14 @@ SYSTEM: tuple[Rule, ...] = (
         r"EnvironmentNameNotFound|EnvironmentLocationNotFound|Could not find conda environment: (?P<environment>\S+)"
         r"|(?<!\S)(?P<file>\S*/bin/activate): No such file or directory|conda: command not found",
         "The Python environment of the site does not exist on the node",
-        "conda env list ; hpcjobs sites show {site}  # `environment` of the site file",
+        "conda env list ; hpcjobs sites show {site}  # the key environment of the site file",
         more_precise_than=_MISSING,
     ),
     rule(
         "environment-not-activated",
         r"Your shell has not been properly configured to use 'conda activate'|Run 'conda init' before 'conda activate'",
         "`conda activate` does not work in the shell of the job: its environment was not activated",
-        "source CONDA/etc/profile.d/conda.sh  # before it; or name the environment in `environment` of the site file",
+        "source CONDA/etc/profile.d/conda.sh  # before it; or name it in the key environment of the site file",
         more_precise_than=_MISSING,
     ),
     rule(
@@ -444,7 +444,7 @@ GPU: tuple[Rule, ...] = (
         "gpu-busy",
         r"CUDA-capable device\(s\) is/are busy or unavailable|all CUDA-capable devices are busy",
         "The GPU is used by another process and admits one only (compute mode), or its driver gives it to nobody",
-        "nvidia-smi  # on the node: `Compute M.` and the processes; two ranks must not take the same GPU",
+        "nvidia-smi  # on the node: the column Compute M. and the processes; two ranks must not take the same GPU",
         certain=False,
     ),
     rule(

@@ -12,9 +12,10 @@ from typing import cast
 import pytest
 from commandline import ok, within
 
-from hpcjobs.diagnosis.failed import diagnose
+from hpcjobs.diagnosis.failed import EXIT_CODES, SIGNALS, STATES, TRAINER_EXIT_CODES, diagnose
 from hpcjobs.diagnosis.log import parse_line
 from hpcjobs.diagnosis.matches import find_matches
+from hpcjobs.diagnosis.reasons import REASONS
 from hpcjobs.diagnosis.rules import RULES, find_required_texts, may_explain
 from hpcjobs.diagnosis.rules.system import Rule
 from hpcjobs.diagnosis.values import Diagnosis, JobFacts, Kind
@@ -246,3 +247,20 @@ def test_the_hour_of_a_line_is_not_the_rank_that_failed(clock: str) -> None:
     assert (diagnosis.cause, diagnosis.rank) == ("python-module-missing", None)
     assert diagnosis.line is not None
     assert diagnosis.line.text.startswith(clock)
+
+
+def test_no_comment_of_an_advised_command_has_text_of_others_or_a_command() -> None:
+    """An interactive zsh knows no comments: it runs what a pasted line has behind its `#`."""
+    ends = [*STATES.values(), *SIGNALS.values(), *EXIT_CODES.values(), *TRAINER_EXIT_CODES.values()]
+    fixes = [fix for each in (*RULES, *ends) for fix in each.fix]
+    fixes += [reason.fix for reason in REASONS.values() if reason.fix is not None]
+    comments = [fix.partition("#")[2] for fix in fixes]
+    assert len([comment for comment in comments if comment]) > 60
+    assert [comment for comment in comments if re.search(r"[{`$]", comment)] == []
+
+
+def test_an_advised_command_has_no_text_of_a_log_without_quotes() -> None:
+    line = "x: error while loading shared libraries: lib$(id).so: cannot open shared object file"
+    diagnosis = explain(line, facts=JobFacts("7", by_hpcjobs=True, site="local"))
+    assert "lib$(id).so" in diagnosis.text
+    assert [fix for fix in diagnosis.fix if "$(id)" in fix] == []
