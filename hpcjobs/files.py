@@ -8,6 +8,7 @@ import fcntl
 import os
 import pwd
 import re
+import shlex
 import stat
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,12 @@ AnyPath = Union[str, "os.PathLike[str]"]
 def file_name(text: str) -> str:
     """``text``, such as a job's name, as a part of file names: characters that need quotes become ``_``."""
     return re.sub(r"^[.-]|[^\w.-]", "_", text, flags=re.ASCII)
+
+
+def path_word(path: AnyPath) -> str:
+    """``path`` as one word of a command line, which no program takes for an option."""
+    text = os.fspath(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 def cache_dir() -> Path:

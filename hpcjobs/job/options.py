@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from hpcjobs.errors import RequestError
+from hpcjobs.files import path_word
 from hpcjobs.job.models import Job
 from hpcjobs.site.resources import (
     BY_LETTER,
@@ -60,7 +60,7 @@ def read_batch_script(path: Path) -> BatchScript:
     text = _read_header(path)
     if "\r\n" in text:
         raise RequestError(
-            f"{path} has the line ends of DOS, which sbatch refuses", hint=f"sed -i 's/\\r$//' {shlex.quote(str(path))}"
+            f"{path} has the line ends of DOS, which sbatch refuses", hint=f"sed -i 's/\\r$//' {path_word(path)}"
         )
     if "\0" in text:
         raise RequestError(f"{path} has a NUL character, which sbatch refuses")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hpcjobs import trainers
 from hpcjobs.errors import RequestError
+from hpcjobs.files import path_word
 from hpcjobs.processes.start import module_words
 from hpcjobs.site.library import PROJECT_FILE, project_jobs
 from hpcjobs.site.models import Site
@@ -100,10 +101,10 @@ def split_module(argv: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
 
 def _ways_to_run(first: str, chdir: Path) -> str:
     """How to run a file that the shell would not start by the word ``first``."""
-    path = first if "/" in first else f"./{first}"
+    path = path_word(first if "/" in first else f"./{first}")
     if os.access(chdir / first, os.X_OK):
         return f"use {path}"
-    return f"`bash {first}` for a script of shell; or `chmod +x {path}`, then {path}"
+    return f"`bash {path_word(first)}` for a script of shell; or `chmod +x {path}`, then {path}"
 
 
 def misspelt_name(program: str) -> str | None:

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from hpcjobs.containers.images import known
 from hpcjobs.containers.look import program_there
 from hpcjobs.errors import HpcJobsError, HpcJobsWarning, RequestError, UnknownJobError, reason_of
-from hpcjobs.files import runtime_dir, state_dir, user_name, write_beside
+from hpcjobs.files import path_word, runtime_dir, state_dir, user_name, write_beside
 from hpcjobs.job.models import Job, JobSpec, Plan
 from hpcjobs.job.plan import plan
 from hpcjobs.node.session import files
@@ -175,7 +175,7 @@ def private_token(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"token file {path}: {reason_of(error)}") from error
     if mode & 0o077:
-        raise RequestError(f"token file {path} can be read by others", hint=f"chmod 600 {shlex.quote(str(path))}")
+        raise RequestError(f"token file {path} can be read by others", hint=f"chmod 600 {path_word(path)}")
     if not re.fullmatch(r"[A-Za-z0-9._~-]{16,}", token):
         raise RequestError(f"token file {path}: a token is one line of 16 letters, digits or ._~- at least")
     return token

@@ -143,6 +143,11 @@ def define(
         retries=request.retries or below.retries or "off",  # a site's are for single jobs
     )
     job = plan(cell_request, where, spec=spec, made_by=made_by).job
+    if job.name.startswith("-"):
+        raise RequestError(
+            f"sweep {job.name!r}: every command would take this name for an option",
+            hint="begin it with a letter or a digit: --name NAME",
+        )
     if job.retries is not None and pack > 1:
         raise RequestError(
             f"pack={pack}: a cell that starts again by itself has an array task of its own",

@@ -124,7 +124,8 @@ def missing(kind: str) -> str | None:
     packages = " ".join(f"'{name}>={LEAST[name]}'" if name in LEAST else name for name in PACKAGES[kind])
     return (
         f"{sys.executable} (Python {sys.version.split()[0]}) has {' and '.join(problems)}: "
-        f"{sys.executable} -m pip install {packages}, or name another environment in the site file (jupyter.python)"
+        f"{shlex.quote(sys.executable)} -m pip install {packages},"
+        " or name another environment in the site file (jupyter.python)"
     )
 
 

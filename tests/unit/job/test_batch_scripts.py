@@ -108,3 +108,13 @@ def test_a_script_without_an_interpreter_is_refused(here: Path) -> None:
 def test_a_script_that_sbatch_refuses_is_refused_at_once(here: Path, text: str, reason: str) -> None:
     with pytest.raises(RequestError, match=reason):
         options_of(here, text)
+
+
+def test_the_hint_for_a_script_from_dos_takes_no_name_for_an_option(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(here)
+    Path("-e.sh").write_bytes(b"#!/bin/bash\r\n#SBATCH -n1\r\n")
+    with pytest.raises(RequestError) as refused:
+        read_batch_script(Path("-e.sh"))
+    assert refused.value.hint == "sed -i 's/\\r$//' ./-e.sh"

@@ -180,12 +180,17 @@ def test_programs_are_trainers_modules_files_or_commands(site: str, here: Path) 
         (("here-only",), "`chmod +x ./here-only`"),
         (("./here-only",), "the file is not executable"),
         (("ready",), "use ./ready"),
+        (("a;id",), "`bash 'a;id'` for a script of shell; or `chmod +x './a;id'`, then './a;id'"),
+        (("-e.sh",), "`bash ./-e.sh` for a script of shell; or `chmod +x ./-e.sh`, then ./-e.sh"),
+        (("-d/e.sh",), "`bash ./-d/e.sh` for a script of shell; or `chmod +x ./-d/e.sh`, then ./-d/e.sh"),
     ],
 )
 def test_a_program_that_cannot_run_is_refused_at_once(
     site: str, here: Path, program: tuple[str, ...], message: str
 ) -> None:
-    (here / "here-only").touch()
+    (here / "-d").mkdir()
+    for name in ("here-only", "a;id", "-e.sh", "-d/e.sh"):
+        (here / name).touch()
     (here / "ready").touch(mode=0o755)
     with pytest.raises(RequestError) as caught:
         hpcjobs.plan(program, site=site)

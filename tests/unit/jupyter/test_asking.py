@@ -13,6 +13,10 @@ from typing import Any
 import pytest
 from commandline import ok, within
 
+from hpcjobs.errors import RequestError
+from hpcjobs.jupyter.session import private_token
+from hpcjobs.node.session.agent import missing
+
 JUPYTER = ("jupyter", "--site", "local")
 
 
@@ -187,3 +191,19 @@ def test_a_session_ends_by_itself_as_the_site_says_unless_told_otherwise() -> No
     assert ok(*JUPYTER, "--dry-run", "--json").json["session"]["idle_s"] == 7200
     assert ok(*JUPYTER, "--dry-run", "--json", "--idle", "30m").json["session"]["idle_s"] == 1800
     assert ok(*JUPYTER, "--dry-run", "--json", "--idle", "never").json["session"]["idle_s"] is None
+
+
+def test_the_advised_installation_names_the_python_as_one_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcjobs.node.session.agent.find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "executable", "/my code/bin/python")
+    assert ": '/my code/bin/python' -m pip install 'jupyterlab>=3'" in str(missing("lab"))
+
+
+def test_the_hint_for_an_open_token_file_takes_no_name_for_an_option(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(here)
+    Path("-t").touch(mode=0o644)
+    with pytest.raises(RequestError) as open_to_others:
+        private_token(Path("-t"))
+    assert open_to_others.value.hint == "chmod 600 ./-t"

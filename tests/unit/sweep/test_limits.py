@@ -105,3 +105,9 @@ def test_a_batch_script_is_no_program_of_a_cell(here: Path) -> None:
         assert (refused.code, "a batch script is a job of its own" in refused.err) == (5, True), refused
     assert "No such option: --wrap" in within(*sweep, "--site", "./site.yaml", "--wrap", "hostname").err
     assert not (here / "runs").exists()
+
+
+def test_a_sweep_whose_name_is_an_option_for_every_command_is_refused(here: Path) -> None:
+    refused = within("sweep", "run", "--site", "local", "--name=-x", "--set", "i=1", "--", "true", "{i}")
+    assert (refused.code, "sweep '-x': every command would take this name for an option" in refused.err) == (5, True)
+    assert not (here / "runs").exists()
