@@ -201,12 +201,12 @@ def _print_unfinished(subject: Subject, *, as_json: bool) -> None:
     reason = f" ({record.reason})" if record.reason else ""
     outcome = "it has not failed"
     if record.state.value == "UNKNOWN":
-        from hpcjobs.run.status import owner_elsewhere
+        from hpcjobs.run.status import is_of_another_user, owner_elsewhere
 
         owner = None if subject.entry is None else owner_elsewhere(subject.entry)
-        outcome = (
-            "the scheduler does not know it, and it wrote no end" if owner is None else "`hpcjobs why` there knows"
-        )
+        outcome = "the scheduler does not know it, and it wrote no end"
+        if owner is not None and subject.entry is not None:
+            outcome = "that user can ask" if is_of_another_user(subject.entry) else f"`hpcjobs why` on {owner} knows"
     print(f"job {record.job_id} {record.state.value}{reason}: {outcome}")
     if subject.entry is not None:
         from hpcjobs.run.progress import job_progress

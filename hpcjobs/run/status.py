@@ -71,11 +71,16 @@ def is_reachable(entry: Entry) -> bool:
 
 def owner_elsewhere(entry: Entry) -> str | None:
     """``host b``, ``cluster b`` or ``user eve``: the only place that knows the job; None: here."""
-    if entry.user is not None and entry.user != user_name():
+    if is_of_another_user(entry):
         return f"user {entry.user}"
     if is_cluster_reachable(entry.scheduler, entry.slurm_conf, entry.cluster):
         return None
     return f"{'cluster' if entry.kind.has_nodes else 'host'} {entry.cluster}"
+
+
+def is_of_another_user(entry: Entry) -> bool:
+    """Whether another user submitted the job."""
+    return entry.user is not None and entry.user != user_name()
 
 
 def is_cluster_reachable(scheduler: str, slurm_conf: str | None, cluster: str | None) -> bool:
@@ -93,14 +98,15 @@ def require_reachable(entries: Iterable[Entry]) -> None:
     """
     for entry in entries:
         if (owner := owner_elsewhere(entry)) is not None:
+            command = "that user can run the command" if is_of_another_user(entry) else "run the command there"
             raise RequestError(
                 f"job {entry.job_id} ({entry.name}) belongs to {owner}, and this is {_here(entry)}",
-                hint=f"run the command there; `hpcjobs show {shlex.quote(entry.run_dir)}` shows what the job wrote",
+                hint=f"{command}; `hpcjobs show {shlex.quote(entry.run_dir)}` shows what the job wrote",
             )
 
 
 def _here(entry: Entry) -> str:
-    if entry.user is not None and entry.user != user_name():
+    if is_of_another_user(entry):
         return f"user {user_name()}"
     names = ", ".join(sorted(reachable_clusters(entry.scheduler, entry.slurm_conf)))
     return f"{'cluster' if entry.kind.has_nodes else 'host'} {names}"
@@ -251,7 +257,7 @@ def statuses(
         if (owner := owner_elsewhere(entry)) is None:
             to_ask.append(_Open(entry, accounted, ends))
         elif accounted is None:
-            known[id(entry)] = _written(entry, reason=f"on {owner}")
+            known[id(entry)] = _written(entry, reason=f"{'of' if is_of_another_user(entry) else 'on'} {owner}")
     to_ask.sort(key=_where)
     for (kind, conf), group in groupby(to_ask, key=_where):
         members = list(group)

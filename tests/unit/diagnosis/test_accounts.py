@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from commandline import ok
+from commandline import ok, within
 from scripted_slurm import answer as answer_command
 
 from hpcjobs.diagnosis.failed import diagnose
@@ -235,4 +235,16 @@ def test_why_of_a_job_that_waits_on_another_host_names_the_host(here: Path, monk
         other.setattr(os, "uname", lambda: SimpleNamespace(nodename="login2"))
         answer = ok("why", "L2").out
     ok("cancel", "L2", "L1")
-    assert re.fullmatch(r"job L2 UNKNOWN \(on host .+\): `hpcjobs why` there knows\n", answer), answer
+    assert re.fullmatch(r"job L2 UNKNOWN \(on (host .+)\): `hpcjobs why` on \1 knows\n", answer), answer
+
+
+def test_why_of_a_job_of_another_user_says_that_this_user_can_ask(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ok("submit", "--site", "local", "-t", "1", "sleep", "60")
+    ok("submit", "--site", "local", "-t", "1", "--name", "second", "--after-any", "L1", "true")
+    (run_dir,) = here.glob("runs/second-*")
+    with monkeypatch.context() as other:
+        other.setattr("hpcjobs.run.status.user_name", lambda: "guest")
+        answer, refused = ok("why", str(run_dir)).out, within("wait", str(run_dir), "--timeout", "1")
+    ok("cancel", "L2", "L1")
+    assert re.fullmatch(r"job L2 UNKNOWN \(of user .+\): that user can ask\n", answer), answer
+    assert "hint: that user can run the command; `hpcjobs show " in refused.err
