@@ -194,9 +194,9 @@ def read_answer(process: Popen[bytes], destination: str, *, longest: int | None 
                     part = os.read(key.fd, _PIECE)
                     if not part:
                         ready.unregister(key.fileobj)
-                    kept = answer[cast("IO[bytes]", key.fileobj)]
-                    kept += part
-                    if len(kept) > longest:
+                    data = answer[cast("IO[bytes]", key.fileobj)]
+                    data += part
+                    if len(data) > longest:
                         process.kill()  # what it started ends when its output has no reader
                         limit = human_bytes(longest)
                         raise HpcJobsError(f"{destination} answered with more than {limit}: not read")
