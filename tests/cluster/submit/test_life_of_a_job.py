@@ -148,13 +148,23 @@ def test_the_script_runs_by_hand_from_any_folder(cluster: Cluster) -> None:
 
 def batch_shell(sandbox: Sandbox, job: str) -> int:
     """The pid of a running job's batch script: the eldest process, as its subshells carry the same command line."""
-    pids = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            arguments = (process / "cmdline").read_text().split("\0")
-            if any(w.startswith(f"{sandbox.root}/") and w.endswith(f"job{job:0>5}/slurm_script") for w in arguments):
-                pids.append(int(process.name))
-    (eldest,) = (pid for pid in pids if parent(pid) not in pids)
+    candidates: set[int] = set()
+
+    def look() -> bool:
+        candidates.clear()
+        pids = set()
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                arguments = (process / "cmdline").read_text().split("\0")
+                if any(
+                    w.startswith(f"{sandbox.root}/") and w.endswith(f"job{job:0>5}/slurm_script") for w in arguments
+                ):
+                    pids.add(int(process.name))
+        candidates.update(pid for pid in pids if parent(pid) not in pids)
+        return len(candidates) == 1
+
+    eventually(look, what="one eldest process: subshells come and go")  # a subshell may end under this look
+    (eldest,) = candidates
     return eldest
 
 
