@@ -247,6 +247,8 @@ def check_interrupted(life: Life, plan: Plan) -> None:
     process = life.world.current
     assert process is not None
     is_recorded = os.path.exists(f"{plan.run_dir}/submitted.json")
+    if not process.alive:  # it was killed, and the signal that it deferred shows only as it is undone
+        return
     if process.has_submitted and not is_recorded and _is_undisturbed(life, signals=True) and not _is_misled(life):
         life.errors.append(f"{plan.run_dir}: interrupted before the accepted job was recorded")
 
