@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from hpcjobs.errors import HpcJobsWarning, RequestError, reason_of
-from hpcjobs.files import AnyPath, file_name, open_regular, read_regular, write_beside
+from hpcjobs.files import AnyPath, file_name, lock_file, open_regular, read_regular, write_beside
 from hpcjobs.job.models import Job
 from hpcjobs.record import ACCOUNTING, ATTEMPTS, FIGURES_LOG, MANIFEST, STATE, SUBMITTED, SUMMARY
 from hpcjobs.record.control import Continuation, ControlDir
@@ -317,7 +317,8 @@ def keep_ends(entry: Entry, ends: list[JobRecord]) -> None:
     if ends:
         job = replace(entry, task=None)  # an entry that names one task; the file has those of all
         there = {task for record in ends for task in tasks_of(record)}
-        keep_accounting(job, [*(record for record in read_ends(job) if there.isdisjoint(tasks_of(record))), *ends])
+        with _lock_ends(entry):
+            keep_accounting(job, [*(record for record in read_ends(job) if there.isdisjoint(tasks_of(record))), *ends])
 
 
 def drop_ends(entry: Entry, ends: list[JobRecord], alive: Iterable[JobRecord]) -> list[JobRecord]:
@@ -327,13 +328,26 @@ def drop_ends(entry: Entry, ends: list[JobRecord], alive: Iterable[JobRecord]) -
     if len(rest) < len(ends):
         # An entry that names one task has the kept end of that task alone, and the file has those of all.
         job = replace(entry, task=None)
-        others = [record for record in read_ends(job) if again.isdisjoint(tasks_of(record))]
-        if others:
-            keep_accounting(job, others)
-        else:
-            with contextlib.suppress(OSError):
-                (Path(entry.run_dir) / ACCOUNTING).unlink()
+        with _lock_ends(entry):
+            others = [record for record in read_ends(job) if again.isdisjoint(tasks_of(record))]
+            if others:
+                keep_accounting(job, others)
+            else:
+                with contextlib.suppress(OSError):
+                    (Path(entry.run_dir) / ACCOUNTING).unlink()
     return rest
+
+
+@contextlib.contextmanager
+def _lock_ends(entry: Entry) -> Iterator[None]:
+    """Within the block no other command changes the kept ends; it goes on without a lock where there can be none."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            descriptor = os.open(os.path.join(entry.run_dir, SUBMITTED), flags)
+            stack.callback(os.close, descriptor)
+            lock_file(descriptor)
+        yield
 
 
 def is_closed(entry: Entry) -> bool:

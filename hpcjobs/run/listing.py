@@ -69,9 +69,9 @@ def find_foreign(job_ids: Collection[str], known: Collection[Entry] = (), *, sit
     in_full = {record.job_id for record in records if "_" not in record.job_id}  # tasks of an array leave one by one
     if rest := sorted(to_find - taken - in_full):
         remembered = [record for record in scheduler.show_jobs(rest) if record.user == user_name()]
-        # A row without a name is that of an array task or a component in its first seconds, under its SLURM_JOB_ID.
+        # The live row of an array task or a component has no name in its first seconds, and its SLURM_JOB_ID.
         history = scheduler.history(user_name(), job_ids=rest)
-        records += remembered + [record for record in history if record.name is not None]
+        records += remembered + [record for record in history if record.name is not None or record.state.ended]
     return make_entries((r for r in records if parent_id(r.job_id) in parents), where, components=to_find)
 
 

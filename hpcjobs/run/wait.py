@@ -132,9 +132,9 @@ class Watch:
 
         A lost node lets no job write its end, and a job that is cancelled and one at its time limit write the same.
         """
-        if record.source == "nobody":
-            return record.job_id in self._was_alive
         is_recent = record.ended is not None and time.time() - record.ended < _RECENT_S
+        if record.source == "nobody":  # an end that `cancel` kept is recent, or it stays so
+            return record.job_id in self._was_alive and (is_recent or not record.state.ended)
         return record.source == "job" and record.state is State.CANCELLED and is_recent
 
     @staticmethod

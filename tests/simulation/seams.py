@@ -33,7 +33,7 @@ from world import Killed, Process, World, file_error
 from hpcjobs.node import step, supervisor
 from hpcjobs.processes import programs, start
 from hpcjobs.processes.start import Result
-from hpcjobs.run import folder, rerun, submission, submit
+from hpcjobs.run import folder, job_files, rerun, submission, submit
 from hpcjobs.scheduler.slurm.client import SlurmScheduler
 from hpcjobs.site import machine, search
 from hpcjobs.site.machine import cluster_name
@@ -401,6 +401,7 @@ def inside(
         patch.object(os, "replace", replace_in_time), patch.object(os, "write", write_or_fail),
         patch.object(os, "fdopen", fdopen), patch.object(os, "close", locks.close),
         patch.object(sweep_folder, "lock_file", locks.lock), patch.object(submission, "lock_file", locks.lock),
+        patch.object(job_files, "lock_file", locks.lock),
         patch.object(sweeps_submit, "code_state", lambda path: None),
         patch.object(socket, "gethostname", host),
         patch.object(start, "run", run), patch.object(programs, "Timer", _NoTimer),

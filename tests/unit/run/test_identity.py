@@ -6,7 +6,10 @@ import json
 import os
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from threading import Barrier, BrokenBarrierError
 
 import pytest
 from msgspec.structs import replace
@@ -15,10 +18,10 @@ from slurm_rows import accounted_row
 from hpcjobs.errors import RequestError, SchedulerDownError, SchedulerError
 from hpcjobs.files import user_name
 from hpcjobs.job.models import Plan
-from hpcjobs.run import index
+from hpcjobs.run import index, job_files
 from hpcjobs.run.control import cancel, control
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import FINAL_AFTER_S, is_closed, read_accounting, read_ends
+from hpcjobs.run.job_files import FINAL_AFTER_S, is_closed, keep_ends, read_accounting, read_ends
 from hpcjobs.run.listing import listing
 from hpcjobs.run.select import newest, select
 from hpcjobs.run.status import end_all, is_ours, is_queued, statuses
@@ -326,8 +329,40 @@ def test_the_end_of_a_cancelled_job_is_the_accountings_where_there_is_one(job: E
     schedulers = iter([waits, waits])
     assert cancel([job], connect=lambda *_: next(schedulers, Slurm())).cancelled == ["7"]
     assert states(job, Slurm()) == [(State.CANCELLED, "nobody")]
-    failed = record(State.FAILED, "sacct", ended=NOW, exit_code=7)
+    failed = record(State.FAILED, "sacct", ended=time.time(), exit_code=7)
     assert states(job, Slurm(accounted=[failed])) == [(State.FAILED, "sacct")]
+    assert [(r.state, r.exit_code) for r in read_accounting(job) or []] == [(State.FAILED, 7)]  # later nobody asks
+
+
+@pytest.mark.parametrize(("array", "late"), [(None, "7"), ("0-3", "7_[0-3]")])
+def test_a_job_that_was_cancelled_while_it_waited_is_cancelled_though_the_accounting_still_has_it_waiting(
+    job: Entry, array: str | None, late: str
+) -> None:
+    job = replace(job, user=user_name(), array=array)
+    row = record(State.PENDING, job_id=late, command=f"{job.run_dir}/job.sh")
+    schedulers = iter([Slurm([row]), Slurm([row])])
+    assert cancel([job], connect=lambda *_: next(schedulers, Slurm())).cancelled == ["7"]
+    accounted = replace(row, source="sacct", started=None)
+    assert {state for state, _ in states(job, Slurm(accounted=[accounted]))} == {State.CANCELLED}
+
+
+def test_two_commands_that_keep_ends_of_different_tasks_at_once_keep_both(
+    job: Entry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array, both_read = replace(job, array="0-1"), Barrier(2)
+    (Path(job.run_dir) / "submitted.json").write_text("{}")
+
+    def read_together(entry: Entry) -> list[JobRecord]:
+        records = read_ends(entry)
+        with suppress(BrokenBarrierError):  # one of them waits for the other to have written
+            both_read.wait(0.5)
+        return records
+
+    monkeypatch.setattr(job_files, "read_ends", read_together)
+    ends = [record(State.CANCELLED, "nobody", job_id=f"7_{n}", ended=NOW) for n in (0, 1)]
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda end: keep_ends(array, [end]), ends))
+    assert sorted(end.job_id for end in read_ends(array)) == ["7_0", "7_1"]
 
 
 def test_waiting_tasks_that_were_cancelled_and_forgotten_are_cancelled_beside_one_that_ran(job: Entry) -> None:

@@ -274,6 +274,13 @@ def test_an_array_whose_tasks_have_names_of_their_own_is_one_job(slurm: Path) ->
     assert within("cancel", "5").out == "cancelled 5\n"
 
 
+def test_an_ended_job_without_a_name_is_found(slurm: Path) -> None:
+    """slurmdbd calls it 'allocation', as a row that has no name yet."""
+    account_both(slurm, *rows_of_job_5("", submitted=NOW - 600, name="allocation", state="FAILED"))
+    assert "5: FAILED" in ok("show", "5").out
+    assert within("wait", "5").code == 3
+
+
 @pytest.mark.parametrize("name", ['it"s', " x", "x "])
 def test_a_name_that_slurmdbd_keeps_in_other_characters_is_the_jobs(name: str) -> None:
     entry = Entry("5", name, "-", "slurm", "-/5", NOW - 60.0)

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from hpcjobs.errors import SchedulerDownError, SchedulerError
 from hpcjobs.job.models import Plan
 from hpcjobs.run.index import Entry
+from hpcjobs.run.job_files import keep_ends
 from hpcjobs.run.logs import follow, paths
 from hpcjobs.run.status import Known, statuses
 from hpcjobs.run.wait import exit_code, wait
@@ -268,6 +269,25 @@ def test_a_task_that_was_cancelled_before_it_began_and_that_no_accounting_has_en
     assert cluster.wait(timeout_s=3600) == 1
     (known,) = statuses(cluster.entries, connect=cluster.connect)
     assert [(r.job_id, r.state) for r in known.records] == [("1_0", State.COMPLETED), ("1_1", State.UNKNOWN)]
+
+
+def test_the_kept_end_of_a_task_that_was_cancelled_an_hour_ago_is_not_awaited_in_the_accounting(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {"1_0": 200.0, "1_1": 65.0}, array="0-1", traps=False)
+    cluster.late["1_1"] = 1e9  # it waited: slurmdbd never hears of it
+    (entry,) = cluster.entries
+    end = JobRecord("1_1", State.CANCELLED, "nobody", ended=time.time() - 3600)
+    is_cancelled = False
+
+    def pause(seconds: float) -> None:
+        nonlocal is_cancelled
+        cluster.pause(seconds)
+        if cluster.now >= 65 and not is_cancelled:
+            is_cancelled = True
+            keep_ends(entry, [end])
+
+    known = wait([entry], connect=cluster.connect, clock=cluster.clock, pause=pause)
+    assert exit_code(known) == 143
+    assert cluster.now < 270
 
 
 def test_a_task_whose_run_folder_was_removed_and_that_no_accounting_has_ends_the_waiting(tmp_path: Path) -> None:
