@@ -333,6 +333,14 @@ def _sync_folder(folder: str) -> None:
         os.close(descriptor)
 
 
+def is_own_folder(folder: str) -> bool:
+    """Whether the folder still belongs to this user, also a link in its place: others may write beside it."""
+    try:
+        return {os.stat(folder).st_uid, os.lstat(folder).st_uid} == {os.getuid()}
+    except OSError:
+        return False
+
+
 def user_name() -> str:
     """The user's name, or the number of a user without one, as in many containers."""
     return name_of(os.getuid())

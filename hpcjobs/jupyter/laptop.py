@@ -144,22 +144,21 @@ def _is_to_node(way: Tunnel) -> bool:
 
 
 def find_json(output: str) -> dict[str, Any]:
-    """The JSON object in ``output``: a login node's profile may print lines before and after it.
+    """The last JSON object in ``output``: a login node's profile may print lines before and after it.
 
     Raises HpcJobsError: no JSON object in it.
     """
     decoder = json.JSONDecoder()
-    text, after = f"\n{output}", 0
+    text = f"\n{output}"
+    start, most_decoded = len(text), 3 * len(text)
     for _ in range(_MOST_STARTS):
-        start = text.find("\n{", after) + 1
-        if start == 0:
+        start = text.rfind("\n{", 0, start) + 1
+        if start == 0 or most_decoded < 0:
             break
         try:
             value: dict[str, Any] = decoder.raw_decode(text, start)[0]
-        except json.JSONDecodeError as error:
-            after = error.pos - 1  # nothing is decoded twice
-        except (ValueError, RecursionError):
-            break
+        except (ValueError, RecursionError) as error:
+            most_decoded -= (error.pos if isinstance(error, json.JSONDecodeError) else len(text)) - start
         else:
             return value
     raise HpcJobsError(

@@ -11,6 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Literal, NamedTuple
@@ -21,7 +22,7 @@ from msgspec.structs import replace
 from hpcjobs.containers.images import known
 from hpcjobs.containers.look import program_there
 from hpcjobs.errors import HpcJobsError, HpcJobsWarning, RequestError, UnknownJobError, reason_of
-from hpcjobs.files import path_word, runtime_dir, state_dir, user_name, write_beside
+from hpcjobs.files import is_own_folder, path_word, runtime_dir, state_dir, user_name, write_beside
 from hpcjobs.job.models import Job, JobSpec, Plan
 from hpcjobs.job.plan import plan
 from hpcjobs.node.session import files
@@ -45,11 +46,11 @@ from hpcjobs.run import logs
 from hpcjobs.run.control import cancel
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import own_record
-from hpcjobs.run.select import entries_of, is_own_folder, require_own, select_one
+from hpcjobs.run.select import entries_of, require_own, select_one
 from hpcjobs.run.status import is_queued, is_reachable, statuses
 from hpcjobs.run.submit import submit
 from hpcjobs.run.wait import wait
-from hpcjobs.scheduler.base import JobRecord, Outage, State, connect
+from hpcjobs.scheduler.base import JobRecord, Outage, QueueReadOnce, State, connect
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Site
 from hpcjobs.units import walltime_s
@@ -409,18 +410,18 @@ def _end_error(entry: Entry, record: JobRecord) -> HpcJobsError:
 
 def sessions(*, site: str | None = None) -> list[Session]:
     """My sessions that have not ended, oldest first. One whose folder another user took is left out, with a warning."""
-    entries = [entry for entry in entries_of(site) if _is_session(entry)]
-    taken = [entry for entry in entries if is_reachable(entry) and _is_taken(entry)]
-    for entry in taken:  # files in there say nothing: the queue does
-        if is_queued(entry, connect(entry.scheduler, entry.slurm_conf).queue()):
-            text = f"job {entry.job_id} is left out: its run folder {entry.run_dir} belongs to another user by now"
-            warnings.warn(f"{text} (`hpcjobs cancel {entry.job_id}` ends the job)", HpcJobsWarning, stacklevel=2)
-    known = statuses(entry for entry in entries if entry not in taken)
+    connect_once = cache(lambda kind, conf: QueueReadOnce(connect(kind, conf)))
+    sessions = []
+    for entry in entries_of(site):
+        if not is_own_folder(entry.run_dir) and os.path.lexists(entry.run_dir):
+            # Files in there say nothing, not even whether it is a session: the queue knows the job.
+            if is_reachable(entry) and is_queued(entry, connect_once(entry.scheduler, entry.slurm_conf).queue()):
+                text = f"job {entry.job_id} is left out: its run folder {entry.run_dir} belongs to another user by now"
+                warnings.warn(f"{text} (`hpcjobs cancel {entry.job_id}` ends the job)", HpcJobsWarning, stacklevel=2)
+        elif _is_session(entry):
+            sessions.append(entry)
+    known = statuses(sessions, connect=connect_once)
     return [_session(job.entry, job.records[0]) for job in known if not _over(job.records[0].state)]
-
-
-def _is_taken(entry: Entry) -> bool:
-    return os.path.lexists(entry.run_dir) and not is_own_folder(entry.run_dir)
 
 
 def find(job: str | None, *, site: str | None = None) -> Entry:

@@ -17,7 +17,16 @@ import msgspec
 from msgspec.structs import replace
 
 from hpcjobs.errors import HpcJobsWarning, RequestError, reason_of
-from hpcjobs.files import AnyPath, file_name, lock_file, open_regular, read_regular, write_beside
+from hpcjobs.files import (
+    AnyPath,
+    file_name,
+    is_own_folder,
+    lock_file,
+    open_regular,
+    read_regular,
+    user_name,
+    write_beside,
+)
 from hpcjobs.job.models import Job
 from hpcjobs.record import ACCOUNTING, ATTEMPTS, FIGURES_LOG, MANIFEST, STATE, SUBMITTED, SUMMARY
 from hpcjobs.record.control import Continuation, ControlDir
@@ -183,7 +192,8 @@ def continuation(entry: Entry) -> Continuation:
     first = Continuation(entry.job_id, entry.submitted)
     if entry.array is not None:
         return first
-    return ControlDir(entry.run_dir).continuation() or first
+    later = ControlDir(entry.run_dir).continuation()
+    return later if later is not None and (is_own_folder(entry.run_dir) or entry.user != user_name()) else first
 
 
 def write_continuation(entry: Entry, job: Continuation) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from hpcjobs.errors import CommandMissingError, RequestError, SchedulerError, UnknownJobError, nearest
-from hpcjobs.files import name_of, user_name
+from hpcjobs.files import is_own_folder, name_of, user_name
 from hpcjobs.record import JOB_SCRIPT, SUBMITTED
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
@@ -232,14 +232,6 @@ def _by_folder(folder: Path) -> Entry:
     owner = folder.stat().st_uid
     user = entry.user if owner == os.getuid() else name_of(owner)
     return without_unknown_configuration(msgspec.structs.replace(entry, run_dir=str(folder.absolute()), user=user))
-
-
-def is_own_folder(run_dir: str) -> bool:
-    """Whether the run folder still belongs to this user, also a link in its place: others may write beside it."""
-    try:
-        return {os.stat(run_dir).st_uid, os.lstat(run_dir).st_uid} == {os.getuid()}
-    except OSError:
-        return False
 
 
 def is_own(entry: Entry) -> bool:

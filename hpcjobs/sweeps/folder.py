@@ -39,14 +39,14 @@ from hpcjobs.errors import (
     reason_of,
     warn_without_locks,
 )
-from hpcjobs.files import AppendStore, StoredLine, lock_file, make_own_folder, read_regular, write_beside
+from hpcjobs.files import AppendStore, StoredLine, is_own_folder, lock_file, make_own_folder, read_regular, write_beside
 from hpcjobs.job.models import Job
 from hpcjobs.record import SUBMITTED
 from hpcjobs.record.values import read_text
 from hpcjobs.run.folder import make_root
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import read_usable
-from hpcjobs.run.select import is_known_configuration, is_own_folder, without_unknown_configuration
+from hpcjobs.run.select import is_known_configuration, without_unknown_configuration
 from hpcjobs.site.models import Frozen
 from hpcjobs.sweeps.cells import Cell, Passing
 

@@ -244,6 +244,10 @@ def test_a_token_file_is_read_on_the_laptop(desk: Path) -> None:
         '{"a": 1 \n{"job_id": "7"}',
         'Welcome!\n{"job_id": "7"}\n',
         '{maintenance}\n{"job_id": "7"}\nbye {"job_id": "8"}\n',
+        '{"load": [\n{"job_id": "7"}\n',
+        '{"n": ' + "1" * 5000 + '}\n{"job_id": "7"}\n',
+        '{"a":' * 3000 + '\n{"job_id": "7"}\n{bye}\n',
+        "{ \n    local x\n}\n" * 101 + '{"job_id": "7"}\n',
     ],
 )
 def test_an_answer_is_found_between_what_a_profile_prints(output: str) -> None:
@@ -257,8 +261,11 @@ def test_no_answer_at_all_is_an_error_that_shows_what_came() -> None:
 
 @pytest.mark.parametrize(
     "output",
-    ["\n" * (1 << 20), "{\n" * 100_000, '{"a":\n' * 50_000, '{"a": 0,\n' * 50_000, '\n{"a": [' + '[],' * 200_000],
-    ids=["lines", "starts", "depth", "fields", "list"],
+    [
+        "\n" * (1 << 20), "{\n" * 100_000, '\n{"a": [' * 90 + "0," * 200_000, '{"a":\n' * 50_000, '{"a": 0,\n' * 50_000,
+        '\n{"a": [' + "[]," * 200_000,
+    ],
+    ids=["lines", "starts", "numbers", "depth", "fields", "list"],
 )  # fmt: skip
 def test_an_answer_made_to_be_slow_costs_little_time_and_memory(output: str) -> None:
     tracemalloc.start()

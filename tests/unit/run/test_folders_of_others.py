@@ -434,6 +434,26 @@ def test_a_session_whose_run_folder_another_user_has_taken_is_named_and_its_file
     within("wait", "L1")
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another user")
+@pytest.mark.parametrize("files", ["none", "another id", "the id of my other job"])
+def test_who_has_taken_the_folder_of_a_session_cannot_hide_that_it_runs(here: Path, files: str) -> None:
+    other = Path(ok("submit", "--site", "local", "--json", "-n1", "sleep", "600").json["run_dir"])
+    run_dir = Path(ok("submit", "--site", "local", "--json", "-n1", "sleep", "600").json["run_dir"])
+    eventually(lambda: {row["record"]["state"] for row in ok("ps", "--json").json} == {"RUNNING"})
+    if files != "none":
+        write_session(run_dir, "L2")
+        (run_dir / "control").mkdir(exist_ok=True)
+        (run_dir / "control" / "continued").write_text(f"{'L1' if files != 'another id' else 'L999'} {time.time()}\n")
+    os.chown(run_dir, 54321, 54321)
+    answer = within("jupyter", "list")
+    assert (answer.code, "job L2 is left out" in answer.err, "hpcjobs cancel L2" in answer.err) == (0, True, True), (
+        answer
+    )
+    assert "cancelled L2" in ok("cancel", "L2").out
+    assert ok("cancel", str(other)).out == "cancelled L1\n"
+    within("wait", "L1", "L2")
+
+
 @pytest.mark.parametrize("content", ["[[[", "{}", "[]", "9" * 9000])
 @pytest.mark.parametrize("name", ["session.json", "connection.json"])
 def test_a_damaged_file_of_a_session_is_named(here: Path, name: str, content: str) -> None:
