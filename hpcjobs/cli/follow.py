@@ -35,6 +35,7 @@ from hpcjobs.run.job_files import (
     read_state,
     task_dir,
 )
+from hpcjobs.run.listing import was_pruned
 from hpcjobs.run.logs import Selection, follow, path_of
 from hpcjobs.run.progress import (
     FigureRow,
@@ -89,6 +90,8 @@ def logs(
     _check(stderr=stderr, timestamps=timestamps, follow=follow)
     selection = _selection(count=count, since=since, rank=rank, node=node, grep=grep, merge=merge)
     entry = select_one(job, site=site, foreign=True) if job is not None else newest(site=site)
+    if was_pruned(entry):
+        raise UnknownJobError(f"job {entry.named_id}: its run folder, with its log, was removed by prune")
     if monitor:
         _print_samples(entry, follow=follow, chooses_lines=selection != job_logs.ALL or timestamps, as_json=as_json)
         return
@@ -103,7 +106,9 @@ def logs(
         )
         return
     if not job_logs.existing_paths(entry) and not follow:
-        note(f"job {entry.job_id} has printed nothing yet ({job_logs.paths(entry)[0]})")
+        has_ended = all(record.state.ended for record in statuses([entry], errors=[])[0].records)
+        what = "printed nothing" if has_ended else "has printed nothing yet"
+        note(f"job {entry.job_id} {what} ({job_logs.paths(entry)[0]})")
         return
     colours = shows_colours(sys.stdout) and job_logs.has_labels(entry)
     printed = _print_lines(map(_colour_rank, chosen) if colours else chosen, flush=follow)

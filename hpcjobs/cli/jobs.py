@@ -29,7 +29,7 @@ from hpcjobs.cli.output import (
 from hpcjobs.cli.terminal import raw
 from hpcjobs.errors import RequestError, UnknownJobError, nearest
 from hpcjobs.run.job_files import own_ids
-from hpcjobs.run.listing import RECENT_S, ListedJob, Listing, listing, select_unfinished
+from hpcjobs.run.listing import RECENT_S, ListedJob, Listing, listing, select_unfinished, was_pruned
 from hpcjobs.run.logs import paths
 from hpcjobs.run.progress import Description, describe, describe_sample, find_alarms, job_progress
 from hpcjobs.run.select import is_own, newest, select, select_one
@@ -277,7 +277,9 @@ def show(
         named = entry.named_id if is_by_id else shlex.quote(entry.run_dir)
         print(f"follow: hpcjobs logs --monitor -f {named}")
     _print_results(status)
-    if entry.is_foreign:
+    if was_pruned(entry):
+        print("run folder removed by prune, with its log")
+    elif entry.is_foreign:
         for path in paths(entry):
             print(f"log {path}")
     else:

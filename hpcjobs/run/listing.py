@@ -169,14 +169,31 @@ def make_entries(records: Iterable[JobRecord], site: Site | None, *, components:
     return sorted(entries, key=lambda entry: entry.submitted)
 
 
+def was_pruned(entry: Entry) -> bool:
+    """Whether hpcjobs submitted the job, of which only the scheduler still knows: `prune` removed its run folder."""
+    record = JobRecord(
+        entry.job_id, State.UNKNOWN, "", name=entry.name, submitted=entry.submitted, user=entry.user or user_name()
+    )
+    return entry.is_foreign and any(
+        one.job_id == entry.job_id and is_reachable(one) and is_ours(one, record) for one in index.read().removed
+    )
+
+
 def log_files(entry: Entry) -> list[Path]:
     """The files that the job, or each task of its array, prints to; of a job that Slurm has forgotten the default."""
-    ids = own_ids(entry)
-    return [_log_file(job_id, entry.slurm_conf) or Path(f"slurm-{job_id}.out").absolute() for job_id in ids]
+    return [log_file(job_id, entry.slurm_conf) for job_id in own_ids(entry)]
+
+
+def log_file(job_id: str, conf: str | None) -> Path:
+    """The file that this job, component or array task, submitted by other means, prints to."""
+    path = _file_of_slurm(job_id, conf) or Path(f"slurm-{job_id}.out").absolute()
+    if "+" in job_id and not os.path.exists(path):  # the first component runs the batch script
+        return log_file(parent_id(job_id), conf)
+    return path
 
 
 @cache
-def _log_file(job_id: str, conf: str | None) -> Path | None:
+def _file_of_slurm(job_id: str, conf: str | None) -> Path | None:
     """Asked once in a command: no job changes its files. None: Slurm has forgotten the job."""
     return output_file(connect(CLUSTER, conf), job_id)
 

@@ -32,5 +32,5 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(here)
     cluster_name.cache_clear()  # another test's cluster
     machine._has_configuration.cache_clear()
-    listing._log_file.cache_clear()
+    listing._file_of_slurm.cache_clear()
     return here

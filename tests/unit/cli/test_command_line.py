@@ -536,6 +536,16 @@ def test_logs_choose_a_rank_and_say_when_there_is_nothing_yet(cluster: Path, her
     assert ok("logs", "42").out.endswith("plain\n")
 
 
+def test_a_job_that_ended_without_output_printed_nothing(cluster: Path, here: Path) -> None:
+    ok("submit", "true")
+    (run_dir,) = (here / "runs").glob("true-*")
+    state = {"job_id": "42", "state": "COMPLETED", "exit_code": 0, "started": 1, "ended": 2, "nodes": "n1"}
+    (run_dir / "state.json").write_text(json.dumps(state))
+    answer(cluster, "squeue", ":")
+    answer(cluster, "sacct", ":")
+    assert "job 42 printed nothing (" in ok("logs").err
+
+
 def test_show_prints_a_broken_site_beside_the_others(here: Path) -> None:
     (here / "site_configs").mkdir()
     (here / "site_configs" / "bad.yaml").write_text("partition: {}\n")

@@ -190,6 +190,19 @@ def test_a_component_of_a_heterogeneous_job_is_named_as_slurm_names_it_without_a
     assert [within("wait", name).code for name in ("5+0", "5+1", "5")] == [0, 1, 1]
 
 
+def test_the_log_of_a_component_is_that_of_the_first_one_which_runs_the_script(here: Path, slurm: Path) -> None:
+    own = {"JobName": "het", "Submit": NOW - 60}
+    answer(slurm, "squeue", print_rows(*(queued_row(JobID=f"5+{n}", **own) for n in (0, 1))))
+    shown = f"JobName=het HetJobId=5 UserId={user_name()}({os.getuid()}) JobState=RUNNING StdOut={here}/slurm-"
+    cases = [f"*'show job {name}'*) echo JobId={n} '{shown}{n}.out';;" for name, n in (("5+1", 6), ("5", 5))]
+    answer(slurm, "scontrol", f"case $* in {' '.join(cases)} esac")
+    (here / "slurm-5.out").write_text("of the script\n")
+    assert ok("logs", "5+1").out == "of the script\n"
+    assert ok("show", "5+1").out.endswith(f"log {here}/slurm-5.out\n")
+    (here / "slurm-6.out").write_text("of a step\n")
+    assert ok("logs", "5+1").out == "of a step\n"
+
+
 def test_a_heterogeneous_job_lasts_until_its_last_component_has_ended(here: Path, slurm: Path) -> None:
     own = {"JobName": "het", "Submit": NOW - 60, "Start": NOW - 50}
     answer(slurm, "squeue", print_rows(queued_row(JobID="5+0", Elapsed="0:10", **own)))

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from commandline import ok, start, within
 from scripted_slurm import answer
-from slurm_rows import print_rows, queued_row
+from slurm_rows import accounted_row, print_rows, queued_row
 from waiting import eventually
 
 from hpcjobs.run import archive, index
@@ -365,3 +365,20 @@ def test_a_task_of_an_array_is_archived_once_all_tasks_have_ended(here_with_slur
     refused = within("archive", "26_0")
     assert refused.code == 5
     assert "its files still change" in refused.err
+
+
+def test_the_log_of_a_job_whose_run_folder_prune_removed_is_gone(here_with_slurm: Path, tmp_path: Path) -> None:
+    """Slurm may give its id to another job, which has a log."""
+    job(here_with_slurm, "17", days=40)
+    submitted = int(index.entries()[0].submitted)
+    ok("prune", "--remove")
+    row = accounted_row(JobID=17, JobName="job17", Submit=submitted)
+    answer(tmp_path / "slurm", "sacct", f"case $* in *SubmitLine*) {print_rows(row)};; esac")
+    for options in ((), ("-f",), ("--json",)):
+        answered = within("logs", "17", *options)
+        assert answered.code == 6
+        assert "job 17: its run folder, with its log, was removed by prune" in answered.out + answered.err
+    assert ok("show", "17").out.endswith("run folder removed by prune, with its log\n")
+    later = accounted_row(JobID=17, JobName="later", Submit=submitted + DAY)
+    answer(tmp_path / "slurm", "sacct", print_rows(later))
+    assert "job 17 printed nothing (" in ok("logs", "17").err
