@@ -227,10 +227,11 @@ def _print_failures(jobs: Iterable[Known], *, print_states: Callable[[list[JobRe
         past = read_attempts(task_dir(Path(entry.run_dir), record.job_id))
         if past and past[-1].decision.startswith("ended"):
             note(f"job {record.job_id} after {format_count(len(past), 'attempt')} {past[-1].decision}")
-        log = path_of(entry, record.job_id)
-        if number == 0 and record.state is not State.CANCELLED:
-            _print_last_lines(log, first.rank if first is not None else None)
-        note(f"log {log}")
+        has_begun = record.started is not None or record.state is not State.CANCELLED
+        if has_begun and (log := path_of(entry, record.job_id)) is not None:
+            if number == 0 and record.state is not State.CANCELLED:
+                _print_last_lines(log, first.rank if first is not None else None)
+            note(f"log {log}")
         if number == 0:
             note(f"next: hpcjobs why {record.job_id.partition('_[')[0]}")
     if rest := Counter(record.state.value for _, record in failed[_MOST_FAILURES:]):

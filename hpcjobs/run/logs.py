@@ -18,7 +18,7 @@ from hpcjobs.files import file_name
 from hpcjobs.record import manifest
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import Tail, find_start, log_path, own_ids, read_job_manifest, read_state
-from hpcjobs.run.listing import log_files
+from hpcjobs.run.listing import log_file, log_files
 from hpcjobs.run.progress import job_staging
 from hpcjobs.run.status import Connect
 from hpcjobs.run.wait import OUTAGE_S, PER_FILE_S, Watch
@@ -191,12 +191,13 @@ def paths(entry: Entry) -> list[Path]:
     return [log_path(Path(entry.run_dir), entry.name, job_id) for job_id in own_ids(entry)]
 
 
-def path_of(entry: Entry, job_id: str) -> Path:
-    """The log file of the job, or of the array task ``job_id``."""
-    if entry.is_foreign:
-        return dict(zip(own_ids(entry), paths(entry), strict=True)).get(job_id) or paths(entry)[0]
-    is_task = entry.array is not None and job_id.partition("_")[2].isdecimal()
-    return log_path(Path(entry.run_dir), entry.name, job_id if is_task else own_ids(entry)[0])
+def path_of(entry: Entry, job_id: str) -> Path | None:
+    """The log file of the record ``job_id``: of the job, a component, or one array task; None: it is not there."""
+    if entry.array is not None and not job_id.partition("_")[2].isdecimal():
+        return None  # tasks that never began
+    own_id = entry.job_id if entry.array is None else job_id
+    path = log_file(job_id, entry.slurm_conf) if entry.is_foreign else log_path(Path(entry.run_dir), entry.name, own_id)
+    return path if os.path.exists(path) else None
 
 
 def existing_paths(entry: Entry) -> list[Path]:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from commandline import within
+from scripted_slurm import answer
+from slurm_rows import accounted_row, print_rows
 
 from hpcjobs.cli.follow import _Changes
 from hpcjobs.cli.progress import ProgressBars
 from hpcjobs.job.models import Plan
+from hpcjobs.run import index
 from hpcjobs.run.index import Entry
 from hpcjobs.run.wait import wait
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, Submitted
@@ -120,3 +125,33 @@ def test_a_job_that_failed_while_others_run_is_reported_within_a_minute(
     cluster = Cluster(tmp_path, files, queue, {"1": [(31, "FAILED")], "2": [(500, "COMPLETED")]})
     (failure,) = [line for line in lines(cluster, capsys) if line.endswith("1 FAILED")]
     assert float(failure.split()[0]) <= 91
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_log_is_named_for_tasks_that_began_and_have_one(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_own: bool
+) -> None:
+    """Of the cancelled array, task 0 failed, 1 was cancelled before its first line, and the others never began."""
+    now = int(time.time())
+    submit = {"JobName": "x", "Submit": now - 900, "End": now - 600}
+    never = {**submit, "Start": "None", "State": "CANCELLED by 1000"}
+    rows = [
+        accounted_row(**submit, JobID="56_0", State="FAILED", ExitCode="3:0"),
+        accounted_row(**submit, JobID="56_1", State="CANCELLED by 1000"),
+        accounted_row(**never, JobID="56_3"),
+        accounted_row(**never, JobID="56_[2,5%1]"),
+    ]
+    (slurm := tmp_path / "slurm").mkdir()
+    answer(slurm, "squeue", ":")
+    answer(slurm, "scontrol", "echo Invalid job id specified >&2; exit 1")
+    answer(slurm, "sacct", f"case $* in *JobIDRaw*) ;; *) {print_rows(*rows)};; esac")
+    monkeypatch.setenv("PATH", f"{slurm}:/usr/bin:/bin")
+    (folder := here / "runs" / "x" / "logs").mkdir(parents=True)
+    logs = [f"{folder}/x_56_{task}.out" if is_own else f"{here}/slurm-56_{task}.out" for task in (0, 3)]
+    for log in logs:  # that of task 3 is another job's
+        Path(log).write_text("the end\n")
+    if is_own:
+        index.add(Entry("56", "x", "mine", "slurm", str(folder.parent), now - 900.0, array="0-3,5"))
+    waited = within("wait", "56").err
+    assert [line.partition(" log ")[2] for line in waited.splitlines() if " log " in line] == logs[:1]
+    assert "  the end\n" in waited
