@@ -123,7 +123,8 @@ def find_runs(
             continue
         if read_code(Path(entry.run_dir)) == code:
             known = (records or {}).get(entry.run_dir)
-            runs += (_read_run(entry, job_id, job, known) for job_id in own_ids(entry))
+            ends = {record.job_id: record for record in read_ends(entry)}
+            runs += (_read_run(entry, job_id, job, known or ends.get(job_id)) for job_id in own_ids(entry))
     return runs
 
 
@@ -145,8 +146,7 @@ def _edited_since(job: Job, submitted: float) -> bool:
 
 
 def _read_run(entry: Entry, job_id: str, job: Job, record: JobRecord | None) -> EarlierRun:
-    of_folder = [one for one in read_ends(entry) if one.job_id == job_id]
-    record = record or next(iter(of_folder), None) or own_record(entry, job_id)
+    record = record or own_record(entry, job_id)
     state = None if record is None else record.state
     elapsed_s = (record.elapsed_s if record is not None else None) or 0.0
     folder = output_dir(Path(entry.run_dir), job_id)

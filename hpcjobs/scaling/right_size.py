@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from hpcjobs.errors import HpcJobsWarning
 from hpcjobs.jobstats.columns import JobFilter
 from hpcjobs.jobstats.sources import gather
 from hpcjobs.jobstats.usage import Advice, JobUsage, advise
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.record import MANIFEST
+from hpcjobs.run import index
 from hpcjobs.run.job_files import own_ids
 from hpcjobs.run.select import is_known_configuration, select
 from hpcjobs.run.submission import plan_in
@@ -72,13 +75,27 @@ def right_size(names: list[str], *, site: str | None = None) -> dict[str, RightS
             ids = (entry.job_id,) if entry.task is None else tuple(own_ids(entry))
             rows = gather(JobFilter(since=0, job_ids=ids), site=entry.site).jobs.to_dicts()
             mine = [row for row in rows if None in (entry.user, row["user"]) or entry.user == row["user"]]
-            # Other jobs may have had, or got, this id.
+            # Other jobs may have had, or got, this id: `gather` has found those of the user's list of jobs.
+            is_listed = any(one.job_id == entry.job_id for one in index.entries())
             own = [row for row in mine if row["run_dir"] == entry.run_dir]
-            for row in own or [row for row in mine if row["run_dir"] is None]:
-                advice = advise(JobUsage.from_row(row))
-                advice += advise_by_earlier_runs(Path(entry.run_dir))
-                options = [f"{one.option}={one.value}" for one in advice]
-                results[row["job_id"]] = RightSize(advice, estimate_starts(Path(entry.run_dir), options))
+            own = own or [row for row in mine if row["run_dir"] is None and not is_listed]
+            if not own:
+                warnings.warn(f"job {entry.named_id}: no record of it to advise from", HpcJobsWarning, stacklevel=2)
+            results |= _advise_for_rows(own, Path(entry.run_dir))
+    return results
+
+
+def _advise_for_rows(rows: list[dict[str, Any]], run_dir: Path) -> dict[str, RightSize]:
+    """Advice for each job or task of ``rows``; what all have in common is found once."""
+    by_earlier_runs = advise_by_earlier_runs(run_dir) if rows else []
+    starts: dict[tuple[str, ...], StartEstimates | None] = {}
+    results: dict[str, RightSize] = {}
+    for row in rows:
+        advice = [*advise(JobUsage.from_row(row)), *by_earlier_runs]
+        options = tuple(f"{one.option}={one.value}" for one in advice)
+        if options not in starts:
+            starts[options] = estimate_starts(run_dir, options)
+        results[row["job_id"]] = RightSize(advice, starts[options])
     return results
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from commandline import ok, within
 from sacct_versions import BEGUN, FakeSacct, row
@@ -70,6 +71,20 @@ def test_of_a_plain_job_and_an_array_that_had_its_id_each_has_rows_of_its_own(he
     index.add(Entry("9", "train", "mine", "slurm", str(here / "run"), BEGUN + 60.0))
     folders = {job["job_id"]: job["run_dir"] for job in ok("report", "jobs", "9", "--json").json}
     assert folders == {"9": str(here / "run"), "9_0": None, "9_1": None}
+
+
+def test_nothing_is_advised_from_an_earlier_job_that_had_the_id(here: Path) -> None:
+    """The accounting does not have the user's own job yet. Of a job that no list names, the id alone is known."""
+    (here / "run").mkdir()
+    own = Entry("9", "later", "mine", "slurm", str(here / "run"), BEGUN + 90_000.0)
+    (here / "run" / "submitted.json").write_bytes(msgspec.json.encode(own))
+    advised = ok("report", "advise", str(here / "run")).out
+    assert {line.partition(":")[0] for line in advised.splitlines()} == {"9", "9_0", "9_1"}
+    index.add(own)
+    for name in ("9", str(here / "run")):
+        answered = ok("report", "advise", name)
+        assert answered.out == ""
+        assert "job 9: no record of it to advise from" in answered.err
 
 
 def test_a_user_that_is_named_still_restricts_the_ids() -> None:

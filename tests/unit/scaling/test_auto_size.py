@@ -15,10 +15,13 @@ from scripted_slurm import answer
 from waiting import eventually
 
 from hpcjobs.job.plan import resolve_request
+from hpcjobs.run import job_files
 from hpcjobs.run.index import Entry, entries
 from hpcjobs.run.wait import wait
+from hpcjobs.scaling import earlier_runs
 from hpcjobs.scaling.earlier_runs import TRIAL, EarlierRun, find_runs
-from hpcjobs.scheduler.base import State, connect
+from hpcjobs.scaling.right_size import right_size
+from hpcjobs.scheduler.base import JobRecord, State, connect
 
 SLOWER_AT_3 = """
 import os
@@ -155,6 +158,21 @@ def test_runs_count_whatever_their_length_but_not_of_other_arguments_or_an_edite
     assert len(find("rate.py", "--lr", "0.2", "--steps", "10")) == 1
     os.utime("rate.py", (os.stat("rate.py").st_mtime + 100,) * 2)
     assert find("rate.py", "--lr", "0.1") == []
+
+
+def test_the_files_that_the_tasks_of_an_array_share_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    submit_and_wait("--array", "0-3", "true")
+    read: list[str] = []
+
+    def read_ends(entry: Entry) -> list[JobRecord]:
+        read.append(entry.job_id)
+        return job_files.read_ends(entry)
+
+    monkeypatch.setattr(earlier_runs, "read_ends", read_ends)
+    assert [(run.job_id, run.state) for run in find("true")] == [(f"L1_{n}", State.COMPLETED) for n in range(4)]
+    assert read == ["L1"]
+    assert list(right_size(["L1"])) == [f"L1_{n}" for n in range(4)]
+    assert read == ["L1", "L1"]
 
 
 def test_a_run_that_its_time_limit_ended_has_the_figure_of_its_last_lines() -> None:
