@@ -17,7 +17,7 @@ less than a minute give no advice: their peaks were not sampled.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -177,15 +177,20 @@ def read_gpu_usage(folder: Path) -> GpuUsage | None:
     if not nodes:
         return None
     busy = pl.concat([samples["gpu_percent"] for samples in nodes]).mean()
-    memory = [peak for samples in nodes if isinstance(peak := samples["gpu_memory_bytes"].max(), float)]
-    joules = [_joules(samples) for samples in nodes]
+    memory = _sum_all(samples["gpu_memory_bytes"].max() for samples in nodes)
     return GpuUsage(
         utilization=busy / 100 if isinstance(busy, float) else None,
-        mem_bytes=round(sum(memory)) if memory else None,
-        energy_j=None if any(energy is None for energy in joules) else sum(energy or 0.0 for energy in joules),
+        mem_bytes=None if memory is None else round(memory),
+        energy_j=_sum_all(map(_joules, nodes)),
         nodes=len(nodes),
         metered_s=min(map(_metered_s, nodes)),
     )
+
+
+def _sum_all(parts: Iterable[object]) -> float | None:
+    """The sum of ``parts``; None: one of them is not known."""
+    known = [part if isinstance(part, float) else None for part in parts]
+    return None if None in known else math.fsum(filter(None, known))
 
 
 def add_gpu_usage(frame: pl.DataFrame, site: Site) -> pl.DataFrame:

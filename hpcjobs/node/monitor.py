@@ -126,6 +126,7 @@ class GpuReader:
     def __init__(self, environ: Mapping[str, str], library: Optional[Any]) -> None:
         self._library = library
         self._handles: List[ctypes.c_void_p] = []
+        self._count = 0
         held = environ.get("CUDA_VISIBLE_DEVICES", environ.get("SLURM_JOB_GPUS"))
         others = [environ[name] for name in _OF_OTHER_VENDORS if name in environ]
         self.are_held = any(names not in _NONE_HELD for names in (others if held is None else [held, *others]))
@@ -134,7 +135,8 @@ class GpuReader:
         count = ctypes.c_uint()
         if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
             return
-        for name in range(count.value) if held is None else held.split(","):
+        names = range(count.value) if held is None else held.split(",")
+        for name in names:
             handle = ctypes.c_void_p()
             if isinstance(name, str) and not name.isdigit():
                 code = library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle))
@@ -142,21 +144,25 @@ class GpuReader:
                 code = library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(int(name)), ctypes.byref(handle))
             if code == 0:
                 self._handles.append(handle)
+        self._count = len(self._handles if held is None else names)  # another user's may be visible, and refuse
         self.are_held = self.are_held or bool(self._handles)
 
     def __len__(self) -> int:
         return len(self._handles)
 
     def read(self) -> Dict[str, Optional[float]]:
-        """Read mean utilisation and hottest temperature of all GPUs, sums of memory and power; None: not measured."""
+        """Read mean utilisation and hottest temperature of the GPUs that answer, sums of memory and power of all.
+
+        None: not measured; a sum is not where one GPU does not answer.
+        """
         percents = self._each(_Utilization, "nvmlDeviceGetUtilizationRates", lambda value: value.gpu)
         used = self._each(_Memory, "nvmlDeviceGetMemoryInfo", lambda value: value.used)
         watts = self._each(ctypes.c_uint, "nvmlDeviceGetPowerUsage", lambda value: value.value / 1e3)
         degrees = self._each(ctypes.c_uint, "nvmlDeviceGetTemperature", lambda value: value.value, 0)
         return {
             "gpu_percent": sum(percents) / len(percents) if percents else None,
-            "gpu_memory_bytes": sum(used) if used else None,
-            "gpu_power_w": sum(watts) if watts else None,
+            "gpu_memory_bytes": sum(used) if used and len(used) == self._count else None,
+            "gpu_power_w": sum(watts) if watts and len(watts) == self._count else None,
             "gpu_temperature_c": max(degrees) if degrees else None,
         }
 

@@ -68,7 +68,7 @@ class Sample(NamedTuple):
     gpu_percent: Optional[float] = None
     """Mean utilisation of the ranks' GPUs."""
     gpu_memory_bytes: Optional[float] = None
-    """The ranks' GPUs in sum."""
+    """The ranks' GPUs in sum; null where one does not answer."""
     gpu_power_w: Optional[float] = None
     """The same."""
     gpu_temperature_c: Optional[float] = None

@@ -67,6 +67,12 @@ def test_the_energy_of_a_run_whose_gpus_stopped_telling_their_power_stays_modell
     assert read_row(here, nodes=1, elapsed_s=10)["energy_source"] == "modelled"
 
 
+def test_the_memory_of_a_run_of_which_one_node_did_not_tell_it_is_unknown(here: Path) -> None:
+    monitored(here, 0, busy(90))
+    monitored(here, 1, Load(cpu_percent=50.0, gpu_percent=90.0))
+    assert (read_row(here)["gpu_mem_bytes"], read_row(here)["energy_source"]) == (None, "modelled")
+
+
 def test_a_measured_energy_and_that_of_several_attempts_stay(here: Path) -> None:
     monitored(here, 0, busy(90), busy(90))
     for values in ({"energy_source": "measured"}, {"attempts": 2}):

@@ -245,6 +245,34 @@ def test_gpus_are_those_that_the_job_holds() -> None:
     assert set(GpuReader({}, None).read().values()) == {None}
 
 
+class FallenLibrary(Library):
+    """The second GPU has fallen off the bus: it has a handle and answers nothing, and is not counted as 0 W."""
+
+    def nvmlDeviceGetMemoryInfo(self, handle: ctypes.c_void_p, value: Any) -> int:
+        return 15 if handle.value == 2 else super().nvmlDeviceGetMemoryInfo(handle, value)
+
+    def nvmlDeviceGetPowerUsage(self, handle: ctypes.c_void_p, value: Any) -> int:
+        return 15 if handle.value == 2 else super().nvmlDeviceGetPowerUsage(handle, value)
+
+
+@pytest.mark.parametrize(
+    ("held", "library", "watts"),
+    [
+        ("0,1", Library(), 500.0),
+        ("0,1", FallenLibrary(), None),
+        ("0,7", Library(), None),
+        ("0", FallenLibrary(), 250.0),
+    ],
+    ids=["both answer", "one is lost", "one has no handle", "the lost one is another job's"],
+)
+def test_a_sum_over_gpus_of_which_one_does_not_answer_is_unknown(
+    held: str, library: Library, watts: float | None
+) -> None:
+    values = GpuReader({"CUDA_VISIBLE_DEVICES": held}, library).read()
+    assert (values["gpu_power_w"], values["gpu_memory_bytes"] is None) == (watts, watts is None)
+    assert values["gpu_percent"] == 80.0
+
+
 @pytest.mark.parametrize(
     "environ",
     [{"CUDA_VISIBLE_DEVICES": "GPU-b"}, {"CUDA_VISIBLE_DEVICES": "MIG-1"}, {"ROCR_VISIBLE_DEVICES": "0"}],
