@@ -185,8 +185,12 @@ def status(name: Name, as_json: Json = False) -> None:
     if bad:
         table = collect_results(sweep.folder, bad[:20])
         _print_rows([*table.params, "state", "exit_code", "job_id", "log"], table.rows)
-        if not sweep.folder.foreign:
-            print(f"{len(bad)} to run again: hpcjobs sweep resume {shlex.quote(sweep.definition.name)}")
+        again = f"hpcjobs sweep resume {shlex.quote(sweep.definition.name)}"
+        try:
+            sweep.require_resumable()
+        except RequestError as error:
+            again = f"refused here: {error.message}"
+        print(f"{len(bad)} to run again: {again}")
 
 
 @sweep_app.command()

@@ -324,7 +324,7 @@ def cancel(folder: SweepFolder) -> list[str]:
     folder.require_own()
     definition = folder.definition
     with folder.lock():
-        _require_reachable(folder)
+        require_here(folder)
         scheduler = QueueReadOnce(connect_to(definition))
         queue = scheduler.queue()
         entries = [folder.entry(chunk) or adopt_chunk(folder, chunk, scheduler) for chunk in folder.chunks()]
@@ -339,7 +339,7 @@ def _tails(folder: SweepFolder) -> Iterator[Entry | None]:
     return map(read_submitted, sorted(folder.path.glob(_TAILS)))
 
 
-def _require_reachable(folder: SweepFolder) -> None:
+def require_here(folder: SweepFolder) -> None:
     """Refuse a sweep whose jobs may wait or run on another host or cluster with this home: they would run twice.
 
     Raises RequestError: there is such a job, and it has not written its end.
@@ -365,7 +365,7 @@ def _limits(definition: Definition) -> Limits:
 
 
 def _submit_missing(folder: SweepFolder, definition: Definition, scheduler: JobQueue) -> Outcome:
-    _require_reachable(folder)
+    require_here(folder)
     if not tail_is_queued(folder, scheduler):
         for chunk in _unsubmitted_chunks(folder):
             if adopt_chunk(folder, chunk, scheduler) is None and folder.give_up(chunk) != NOBODY:

@@ -245,6 +245,11 @@ class Sweep:
         remember(definition.name, self.folder)  # first: a killed submission can be resumed by name
         return self._once(lambda: submit.start(self.folder, definition, function=self.function))
 
+    def require_resumable(self) -> None:
+        """Raises RequestError: another user's sweep, or one of which a cell may run on another host or cluster."""
+        self.folder.require_own()
+        submit.require_here(self.folder)
+
     def resume(self) -> Outcome:
         """Submit the cells that failed or are missing, with the identity they had."""
         return self._once(lambda: submit.resume(self.folder))

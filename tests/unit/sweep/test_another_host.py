@@ -33,6 +33,20 @@ def test_cells_that_wait_on_another_host_are_neither_submitted_again_nor_cancell
     ok("sweep", "cancel", "s")
 
 
+def test_another_host_is_not_advised_to_resume_what_runs_here(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCJOBS_LOCAL_CPUS", "1")
+    cell = "test {i} = 2 && sleep 60; exit 1"
+    ok("sweep", "run", "--site", "local", "--name", "s", "-t", "5m", "--set", "i=1,2", "sh", "-c", cell)
+    eventually(lambda: "FAILED" in ok("sweep", "status", "s").out)
+    assert "1 to run again: hpcjobs sweep resume s" in ok("sweep", "status", "s").out
+    with monkeypatch.context() as other:
+        other.setattr(os, "uname", lambda: SimpleNamespace(nodename="login2"))
+        status, resumed = ok("sweep", "status", "s").out, within("sweep", "resume", "s")
+    assert ("sweep resume" in status, "1 to run again: refused here: job L1" in status) == (False, True), status
+    assert (resumed.code, "belongs to host" in resumed.err) == (5, True), resumed
+    ok("sweep", "cancel", "s")
+
+
 def test_a_sweep_whose_cells_have_a_recorded_end_goes_on_from_another_host(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
