@@ -182,7 +182,7 @@ def find(name: str, site: Site, *, source: str) -> Image:
     if name not in images:
         raise RequestError(
             f"container {name!r} ({source}) is no image of site {site.name} ({site.path}), nor in {folder_of(site)}",
-            hint=f"hpcjobs container build {shlex.quote(name)} --site {shlex.quote(site.name)}"
+            hint=f"hpcjobs container build {_recipe_of(name)} --site {shlex.quote(site.name)}"
             f" builds one from a recipe; {nearest(name, images)}",
         )
     return _at(name, images[name], site.containers)
@@ -205,6 +205,11 @@ def read_manifest(image: Path) -> ImageManifest | None:
 
 def manifest_path(image: Path) -> Path:
     return image.with_name(f"{image.name}.json")
+
+
+def _recipe_of(name: str) -> str:
+    """The recipe of image ``name`` as a word of a command; RECIPE where there is none, or it would be an option."""
+    return shlex.quote(name) if name in recipes() and not name.startswith("-") else "RECIPE"
 
 
 def _is_reference(path: str) -> bool:
@@ -230,7 +235,7 @@ def _at(name: str, path: str, containers: Containers) -> Image:
         return Image(name, path, fingerprint(file), manifest.facts if manifest else None)
     except FileNotFoundError as error:
         raise ConfigError(
-            f"container {name}: there is no file {path}", hint=f"hpcjobs container build {shlex.quote(name)}"
+            f"container {name}: there is no file {path}", hint=f"hpcjobs container build {_recipe_of(name)}"
         ) from error
     except OSError as error:
         raise ConfigError(f"container {name}: {path} cannot be read: {error.strerror}") from error

@@ -264,9 +264,11 @@ def test_names_come_from_the_section_and_from_the_folder(image: Path, here: Path
         (
             "trian",
             {},
-            r"container 'trian' \(flag\) is no image of site .*\n.*container build trian.*did you mean 'train'",
+            r"container 'trian' \(flag\) is no image of site .*\n.*container build RECIPE.*did you mean 'train'",
         ),
-        ("/no/such.sif", {}, r"there is no file /no/such.sif"),
+        ("pytorch", {}, r"hint: hpcjobs container build pytorch --site tu-hpc"),
+        ("-x", {}, r"hint: hpcjobs container build RECIPE --site tu-hpc"),
+        ("/no/such.sif", {}, r"there is no file /no/such.sif\nhint: hpcjobs container build RECIPE\Z"),
         ("train", {"runtime": "none"}, r"says no runtime\nhint: containers: {runtime: apptainer}"),
         ("text.sif", {}, r"text.sif: no SIF file; it begins with b'hello'"),
         ("short.sif", {}, r"short.sif: cut off: 36,864 bytes by its own header, 36,000 are there"),
