@@ -363,14 +363,14 @@ def choose_path(name: str | None, file: Path | None, *, force: bool) -> Path:
     path = (config_dir() / "site_configs" / f"{name}.yaml") if file is None else file.expanduser().absolute()
     if file is not None and path.suffix != ".yaml":
         raise RequestError(f"--file {file}: a site file is called NAME.yaml")
-    if file is not None and name is not None and path.stem != name:
+    called = path.stem if name is None else name
+    if not is_name(called):
+        raise RequestError(
+            f"site name {called!r}: use letters, digits, '_', '.', '-', and start with a letter or digit"
+        )
+    if file is not None and path.stem != called:
         raise RequestError(
             f"site {name!r} and --file {file}: the name of the file is the site's name", hint=f"--file {name}.yaml"
-        )
-    if not is_name(name if file is None and name is not None else path.stem):
-        raise RequestError(
-            f"site name {name if name is not None else path.stem!r}: use letters, digits, '_', '.', '-', "
-            "and start with a letter or digit"
         )
     _refuse_existing(path, force=force)
     return path

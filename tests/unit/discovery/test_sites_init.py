@@ -85,6 +85,14 @@ def test_a_cluster_of_cpus_gives_limits_qos_preemption_and_the_qos_that_a_partit
     assert "gpu_request" not in site
 
 
+def test_no_file_is_advised_whose_name_is_refused(commands: Path) -> None:
+    put_on_path(commands, "cpu")
+    for arguments in (("--file=mine.yaml", "--", "-y"), ("--file=-y.yaml",), ("--", "-y")):
+        answer = refused(*arguments)
+        assert ("start with a letter or digit" in answer.err, "--file -y" in answer.err) == (True, False), answer
+    assert "--file mine.yaml" in refused("mine", "--file=other.yaml").err
+
+
 def test_two_gpu_models_in_one_partition_are_groups_of_nodes_with_their_features(commands: Path) -> None:
     put_on_path(commands, "bare")
     partitions = site_of()["partitions"]
