@@ -217,6 +217,8 @@ def _for_sbatch(command: str) -> str:
     return command + (f" --export=ALL,{','.join(variables)}" if variables else "")
 
 
+_OF_OWN_JOBS = re.compile(r"\{again\}|hpcjobs (?:report|rerun) ")
+"""Commands that refuse a folder whose job this user has not submitted, or know nothing of it."""
 TAIL_LINES = 12
 _ENDED_BY_OTHERS = 15
 """SIGTERM: sent by another process; a cause in any rank's log is more precise."""
@@ -273,6 +275,9 @@ def diagnose(facts: JobFacts, lines: Sequence[LogLine]) -> Diagnosis:
     line = conclusion.match.line if conclusion.match else conclusion.line
     values = values_of(facts, rank=rank, host=host)
     values = add_derived(values | (conclusion.match.values if conclusion.match else {}))
+    fixes = conclusion.end.fix
+    if not facts.is_own:
+        fixes = tuple(f.replace("logs {job}", "logs {run_dir}") for f in fixes if not _OF_OWN_JOBS.search(f))
     is_known = conclusion.is_known
     tail = () if is_known and line is not None else tuple(select_last(lines, first_rank, TAIL_LINES))
     return Diagnosis(
@@ -288,7 +293,7 @@ def diagnose(facts: JobFacts, lines: Sequence[LogLine]) -> Diagnosis:
         signal=_signal(facts, failure),
         line=line,
         evidence=tuple(_evidence(facts, failure, best, line)),
-        fix=tuple(fill_fixes(conclusion.end.fix, values, by_hpcjobs=facts.by_hpcjobs)),
+        fix=tuple(fill_fixes(fixes, values, by_hpcjobs=facts.by_hpcjobs)),
         tail=tail,
         logs=facts.logs,
     )

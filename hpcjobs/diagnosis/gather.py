@@ -418,6 +418,7 @@ def _with_run_folder(facts: JobFacts, entry: Entry, record: JobRecord) -> JobFac
         name=entry.name,
         site=entry.site,
         run_dir=entry.run_dir,
+        is_own=is_own(entry),
         failure=failure,
         decision=attempts[-1].decision if attempts else None,
         nodes=facts.nodes or _nodes(state.nodes if state else record.node_list),

@@ -88,6 +88,8 @@ class JobFacts(msgspec.Struct, frozen=True):
     """What hpcjobs decided after its last attempt: ``ended: `` and the reason, or ``requeued``."""
     logs: tuple[str, ...] = ()
     by_hpcjobs: bool = False
+    is_own: bool = True
+    """False: its run folder is a copy, or another user's; no command finds it by its id."""
     tasks_are_ranks: bool = True
     """A task of Slurm's is one rank; not where each task starts the ranks of its node (torchrun, mpirun)."""
     bundled_trainer: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Callable
@@ -154,6 +155,22 @@ def test_a_folder_that_names_a_job_of_mine_ends_none(here: Path, tmp_path: Path)
     (tmp_path / "link").symlink_to(own)
     assert "cancelled L1" in ok("cancel", str(tmp_path / "link")).out
     within("wait", "L1")
+
+
+@pytest.mark.parametrize(("program", "advised"), [("exit 3", 1), ("kill -9 $$", 0)])
+def test_what_is_advised_for_a_copied_folder_works_on_it(
+    here: Path, tmp_path: Path, program: str, advised: int
+) -> None:
+    """The id is of a job that is not known where the copy is, or of another one."""
+    own = Path(json.loads(within("submit", "--site", "local", "--json", "--wait", "sh", "-c", program).out)["run_dir"])
+    copy = tmp_path / "it's a copy" / own.name
+    shutil.copytree(own, copy)
+    assert "try: hpcjobs" in ok("why", str(own)).out
+    answer = ok("why", str(copy))
+    commands = [shlex.split(line[5:], comments=True) for line in answer.out.splitlines() if line.startswith("try: ")]
+    assert [command[:1] for command in commands] == [["hpcjobs"]] * advised, answer
+    for _, *arguments in commands:
+        assert (str(copy) in arguments, within(*arguments).code) == (True, 0), arguments
 
 
 VERBS = ("show", "why", "logs", "cancel", "wait --timeout 5", "rerun", "archive", "report advise", "diff")
@@ -429,6 +446,7 @@ def test_a_session_whose_run_folder_another_user_has_taken_is_named_and_its_file
         assert (answer.code, "belongs to another user" in answer.err) == (code, True), (verb, answer)
         assert "ProxyCommand" not in answer.out + answer.err
         assert "a-token" not in answer.out + answer.err
+        assert ("`hpcjobs cancel L1` ends the job" in answer.err, "rerun" in answer.err) == (True, False), answer
     assert ok("ps", "--json").json[0]["record"]["state"] == "RUNNING"
     assert "cancelled L1" in ok("cancel", "L1").out
     within("wait", "L1")
@@ -452,6 +470,17 @@ def test_who_has_taken_the_folder_of_a_session_cannot_hide_that_it_runs(here: Pa
     assert "cancelled L2" in ok("cancel", "L2").out
     assert ok("cancel", str(other)).out == "cancelled L1\n"
     within("wait", "L1", "L2")
+
+
+def test_of_a_session_whose_run_folder_is_gone_the_command_that_ends_it_is_named(here: Path) -> None:
+    run_dir = Path(ok("submit", "--site", "local", "--json", "sleep", "600").json["run_dir"])
+    eventually(lambda: ok("ps", "--json").json[0]["record"]["state"] == "RUNNING")
+    write_session(run_dir, "L1")
+    run_dir.rename(here / "away")
+    answer = within("jupyter", "stop", "L1")
+    assert (answer.code, f"{run_dir}, is not there any more" in answer.err) == (5, True), answer
+    assert "`hpcjobs cancel L1` ends the job" in answer.err
+    assert "cancelled L1" in ok("cancel", "L1").out
 
 
 @pytest.mark.parametrize("content", ["[[[", "{}", "[]", "9" * 9000])
