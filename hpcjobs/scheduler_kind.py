@@ -27,7 +27,8 @@ class SchedulerKind(NamedTuple):
     has_raw_task_ids: bool
     """A task of an array has an id of its own, beside the array's id with its number."""
     id_variable: Optional[str]
-    """The variable that it sets to a job's id; None: it sets HPCJOBS_JOB_ID itself."""
+    """The variable that it sets to a job's id; None: a supervisor starts the script, and sets HPCJOBS_JOB_ID and
+    HPCJOBS_AGAIN, by which the script asks for another start."""
     id_prefix: str
     """Letters before the number in a job's id."""
 

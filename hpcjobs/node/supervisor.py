@@ -227,7 +227,7 @@ def supervise(options: Options) -> int:
     # First: a signal that comes before the script is started waits, and ends no process without a record.
     signals = SignalPipe(*HANDLED)
     scheduler, kind = connect(options, environ), KINDS[options.scheduler]
-    job_id = environ.get("SLURM_JOB_ID" if kind.has_nodes else "HPCJOBS_JOB_ID", "")
+    job_id = environ.get(kind.id_variable or "HPCJOBS_JOB_ID", "")
     nodes = options.nodes or environ.get("SLURM_JOB_NODELIST") or os.uname().nodename
     job = CurrentAttempt(options, scheduler, job_id=job_id, nodes=nodes, started=int(time.time()))
     history = wait_for_history(job, signals)
@@ -280,7 +280,7 @@ def supervise(options: Options) -> int:
 
 
 def connect(options: Options, environ: Dict[str, str]) -> NodeSideScheduler:
-    if not KINDS[options.scheduler].may_requeue:
+    if KINDS[options.scheduler].id_variable is None:
         return Local(environ)
     return Slurm(environ, run, job_script=os.path.join(options.run_dir, "job.sh"), held=options.held)
 

@@ -21,6 +21,7 @@ from hpcjobs.packing import pack
 from hpcjobs.processes.tree import children
 from hpcjobs.record.state import Attempt
 from hpcjobs.record.values import encode
+from hpcjobs.scheduler_kind import KINDS
 
 BUDGETS = "timeout=1000000000,preempt=1000000000,node=3,error=0"
 SAVED = 'echo 5 >"$HPCJOBS_CONTROL_DIR/progress"; echo 5 >"$HPCJOBS_CONTROL_DIR/requeue"; '
@@ -356,6 +357,19 @@ def test_a_history_that_cannot_be_read_holds_the_job_instead_of_spending_nothing
     assert supervisor.wait_for_history(job, NoSignals(), patience_s=0) is None  # type: ignore[arg-type]
     assert "job 42 is held" in job.scheduler.hold()
     assert "requeuehold 42" in node.log.read_text()
+
+
+@pytest.mark.parametrize("requeues", [True, False])
+@pytest.mark.parametrize(("kind", "command"), [("slurm", "scontrol"), ("local", None)])
+def test_whether_a_scheduler_requeues_does_not_decide_how_a_job_asks_for_another_start(
+    node: Node, monkeypatch: pytest.MonkeyPatch, kind: str, command: str | None, requeues: bool
+) -> None:
+    """A cluster may have no requeue, and a queue of one machine one: with Slurm's variables Slurm's commands count."""
+    monkeypatch.setitem(KINDS, "spool", KINDS[kind]._replace(may_requeue=requeues))
+    known = {"run_dir": str(node.run_dir), "scheduler": "spool"}
+    options = supervisor.Options(**{**dict.fromkeys(supervisor.Options._fields), **known})  # type: ignore[arg-type]
+    supervisor.connect(options, node.environ).start_again([])
+    assert (node.log.exists(), Path(node.environ["HPCJOBS_AGAIN"]).exists()) == (command is not None, command is None)
 
 
 def test_the_report_of_a_task_of_an_array_names_it_as_the_other_commands_do(
