@@ -232,9 +232,26 @@ def update(entry: Entry, settings: Sequence[str], *, connect: Connect = connect)
     for scheduler, known in _by_cluster([entry], "update", connect):
         alive = [record for record in known[0].records if not record.state.ended]
         check_settings(arguments, known[0].entry, alive[0].time_limit_s)
+        _refuse_release(arguments, known[0], scheduler)
         with guards.count(entry.name or entry.job_id, _most_of_update(arguments, known[0].entry, alive)):
             scheduler.update(known[0].ids()[0], arguments)
     return arguments
+
+
+def _refuse_release(settings: Sequence[str], job: Known, scheduler: Scheduler) -> None:
+    """Refuse `Nice` of a held job: Slurm computes its priority anew, and 0, which holds it, would be lost."""
+    if not any(setting.startswith(f"{KEYS['nice']}=") for setting in settings):
+        return
+    job_id = job.ids()[0]
+    shown = scheduler.show_jobs([job_id])  # squeue joins the tasks of an array that wait, held or not
+    held = [record.job_id for record in shown if record.is_held]
+    if job.entry.task is not None:
+        held = [job_id for tasks in held if job_id in task_ids(tasks)]
+    if held:
+        what = "is held, and Slurm would release it" if len(held) == 1 else "are held, and Slurm would release them"
+        raise RequestError(
+            f"update nice: {', '.join(held)} {what}", hint=f"`hpcjobs release {' '.join(held)}` first, then change it"
+        )
 
 
 _HARMLESS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import signal as signals
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol, TypeVar
@@ -17,6 +18,9 @@ from hpcjobs.record.state import State as State
 from hpcjobs.scheduler_kind import KINDS, find_kind
 from hpcjobs.site.checks import Frozen, Moment
 from hpcjobs.site.machine import EVERY_CLUSTER, cluster_name, named_clusters
+
+_HELD = re.compile(r"JobHeld\w+|JobHoldMaxRequeue|.*[ _]held([ _]state)?")
+"""JobHeldUser, JobHeldAdmin, ``job requeued in held state``, ``launch failed requeued held``."""
 
 
 class JobRecord(msgspec.Struct, frozen=True):
@@ -51,6 +55,11 @@ class JobRecord(msgspec.Struct, frozen=True):
     user: str | None = None
     time_limit_s: float | None = None
     """As it is now: it can be changed while the job waits or runs."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it waits for its release: of tasks that squeue lists in one row, all of them."""
+        return self.state is State.PENDING and _HELD.fullmatch(self.reason or "") is not None
 
     @property
     def signal_name(self) -> str | None:

@@ -7,7 +7,6 @@ covers all arrays, and one sacct covers the ended arrays without a stored accoun
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -133,11 +132,7 @@ def _submits_the_rest(tail: Entry, folder: SweepFolder, scheduler: JobQueue) -> 
 
 def without_held(queue: Iterable[JobRecord]) -> list[JobRecord]:
     """Jobs that start by themselves: a held one submits nothing."""
-    return [record for record in queue if not _HELD.match(record.reason or "")]
-
-
-_HELD = re.compile(r"JobHeld|.*[ _]held([ _]state)?$")
-"""JobHeldUser, JobHeldAdmin, ``job requeued in held state``, ``launch failed requeued held``."""
+    return [record for record in queue if not record.is_held]
 
 
 def _is_final(own: StateFile | None, *, certain: bool) -> bool:

@@ -327,24 +327,23 @@ def _read_id(job_id: str, command: str) -> str:
 def _queued_job(row: TableRow) -> JobRecord:
     state = row.state()
     pending = state is State.PENDING
-    reason = row.text("Reason")
-    is_held = (reason or "").startswith("JobHeld")  # the estimate is of before
-    return JobRecord(
+    record = JobRecord(
         job_id=_read_id(row.raw("JobID"), "squeue"),
         state=state,
         source="squeue",
         name=read_job_name(row.raw("JobName")),
-        reason=reason,
+        reason=row.text("Reason"),
         partition=row.text("Partition"),
         node_list=row.text("NodeList"),
         nnodes=row.count("NNodes"),
         submitted=row.time("Submit"),
         started=None if pending else row.time("Start"),
-        start_estimate=row.time("Start") if pending and not is_held else None,
+        start_estimate=row.time("Start") if pending else None,
         elapsed_s=None if pending else row.clock_s("Elapsed"),
         time_limit_s=row.clock_s("TimeLimit"),
         command=row.name("Command"),
     )
+    return replace(record, start_estimate=None) if record.is_held else record  # the estimate is of before
 
 
 def parse_sacct(out: str, table: Table = ACCOUNTED) -> list[JobRecord]:

@@ -146,6 +146,31 @@ def test_update_refuses_settings_that_are_not_of_the_list(here: Path, slurm: Pat
     assert not [call for call in given(slurm, "scontrol") if call.startswith("update")]
 
 
+HELD = "echo JobId=3 ArrayJobId=11 ArrayTaskId=2 JobName=x JobState=PENDING Reason=JobHeldUser"
+WAITS = "echo JobId=11 ArrayJobId=11 ArrayTaskId=1,3 JobName=x JobState=PENDING Reason=JobArrayTaskLimit"
+
+
+@pytest.mark.parametrize("named", ["11", "11_2"])
+def test_update_refuses_a_nice_value_that_would_release_a_held_task(here: Path, slurm: Path, named: str) -> None:
+    """Slurm's scontrol gives a held job with a new nice value a priority above 0."""
+    queue(slurm, ("11_[1-3%1]", "PENDING", job(here, "11", array="1-3")))
+    answer(slurm, "scontrol", f"case $* in *show*) {WAITS}; {HELD} ;; esac")
+    refused = within("update", named, "nice=5")
+    assert refused.code == 5
+    assert "update nice: 11_2 is held, and Slurm would release it" in refused.err
+    assert "`hpcjobs release 11_2` first" in refused.err
+    assert not [call for call in given(slurm, "scontrol") if call.startswith("update")]
+
+
+def test_update_changes_the_nice_value_of_a_task_beside_a_held_one_and_other_settings_of_that(
+    here: Path, slurm: Path
+) -> None:
+    queue(slurm, ("11_[1-3%1]", "PENDING", job(here, "11", array="1-3")))
+    answer(slurm, "scontrol", f"case $* in *show*) {WAITS}; {HELD} ;; esac")
+    assert ok("update", "11_3", "nice=5").out == "job 11_3: Nice=5\n"
+    assert ok("update", "11_2", "comment=x").out == "job 11_2: Comment=x\n"
+
+
 def test_20_000_jobs_are_asked_about_and_changed_in_portions(slurm: Path) -> None:
     """One argument of a program holds 128 KiB."""
     ids = [str(1_000_000 + number) for number in range(20_000)]
