@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from hpcjobs import slurm_commands
-from hpcjobs.diagnosis.reasons import Reason, explain_reason
+from hpcjobs.diagnosis.reasons import Reason, explain_reason, split_reasons
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.job.limits import with_policies
 from hpcjobs.job.models import Job, JobSpec, Layer
@@ -318,8 +318,11 @@ def explain_pending(
     record: JobRecord, *, entry: Entry | None = None, slurm_conf: str | None = None, runner: Runner = run
 ) -> Pending:
     """Explain why the job of ``record`` waits; with ``entry``, the request is known too."""
-    reason = explain_reason(record.reason)
     env = slurm_commands.question_env(slurm_conf)
+    if entry is not None and entry.task is not None and len(split_reasons(record.reason)) > 1:
+        own = _show(f"{parent_id(record.job_id)}_{entry.task}", env, runner)
+        record = msgspec.structs.replace(record, reason=own.get("Reason", record.reason))
+    reason = explain_reason(record.reason)
     if (record.reason or "").startswith(("ReqNodeNotAvail", "(ReqNodeNotAvail")):
         reason = _with_maintenance(reason, env, runner)
     job_id = parent_id(record.job_id)

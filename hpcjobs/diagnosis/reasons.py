@@ -86,11 +86,33 @@ _PREFIXES: tuple[tuple[str, Reason], ...] = (
 )
 
 
+def split_reasons(code: str | None) -> list[str]:
+    """The reasons in ``code``: squeue lists tasks of an array that wait in one row, with a comma between theirs."""
+    names: list[str] = []
+    for part in (code or "None").strip("()").replace("_", " ").split(","):  # scontrol joins the words of a reason
+        if names and _find(part.strip()) is None:  # about nodes
+            names[-1] += f",{part}"
+        else:
+            names.append(part.strip())
+    return names
+
+
 def explain_reason(code: str | None) -> Reason:
-    """Explain Slurm's reason; an unknown one is explained by its name."""
-    name = (code or "None").strip("()").replace("_", " ")  # scontrol joins the words of a reason
-    for candidate in (name, name.split(",")[0].strip()):
-        if candidate in REASONS:
-            return REASONS[candidate]
-    reason = next((reason for prefix, reason in _PREFIXES if name.startswith(prefix)), None)
+    """Explain Slurm's reason, or each where there are several; an unknown one is explained by its name."""
+    first, *others = [_explain(name) for name in split_reasons(code)]
+    if not others:
+        return first
+    texts = "; ".join(reason.text for reason in (first, *others))
+    may_move = any(reason.may_move for reason in (first, *others))
+    return Reason(f"Its tasks differ. {texts}", "scontrol show job {job}  # has the reason of each task", may_move)
+
+
+def _find(name: str) -> Reason | None:
+    if name in REASONS:
+        return REASONS[name]
+    return next((reason for prefix, reason in _PREFIXES if name.startswith(prefix)), None)
+
+
+def _explain(name: str) -> Reason:
+    reason = REASONS.get(name) or _find(name.split(",")[0])
     return reason or Reason(f"Slurm's reason is {name}", "man squeue  # lists the reasons under JOB REASON CODES")

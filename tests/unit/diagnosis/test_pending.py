@@ -12,6 +12,7 @@ from hpcjobs.cli.why import print_pending
 from hpcjobs.diagnosis.placement import explain_pending
 from hpcjobs.diagnosis.reasons import REASONS, explain_reason
 from hpcjobs.processes.programs import Result
+from hpcjobs.run.index import Entry
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.slurm.estimates import Estimate, ask_sbatch
 
@@ -54,11 +55,25 @@ def pending(reason: str) -> JobRecord:
         ),
         ("ReqNodeNotAvail,_Reserved_for_maintenance", "reaches into a maintenance"),
         (None, "a moment ago"),
+        ("JobArrayTaskLimit,JobHeldUser", "own limit (%N) allows; It is held by its user"),
+        ("JobHeldUser,ReqNodeNotAvail, UnavailableNodes:n[1,3]", "held by its user; Nodes that it needs are down"),
         ("SomethingOfTomorrow", "Slurm's reason is SomethingOfTomorrow"),
     ],
 )
 def test_slurms_reason_is_put_into_words_and_an_unknown_one_is_quoted(argument: str | None, text: str) -> None:
     assert text in explain_reason(argument).text
+
+
+def test_a_held_task_is_explained_by_its_own_reason_where_squeue_lists_it_with_others() -> None:
+    slurm = Slurm(scontrol="JobId=62 ArrayJobId=20 ArrayTaskId=2 JobState=PENDING Reason=JobHeldUser\n")
+    record = msgspec.structs.replace(pending("JobArrayTaskLimit,JobHeldUser"), job_id="20_[1-3%1]")
+    entry = Entry("20", "train", "mine", "slurm", "/runs/train", 0.0, array="0-3%1", task=2)
+    answer = explain_pending(record, entry=entry, runner=slurm)
+    assert (answer.reason, answer.text) == ("JobHeldUser", "It is held by its user")
+    assert slurm.commands[0][-1] == "20_2"
+    every = explain_pending(record, entry=msgspec.structs.replace(entry, task=None), runner=slurm)
+    assert every.text.endswith("allows; It is held by its user")
+    assert every.fix == ("scontrol show job 20  # has the reason of each task",)
 
 
 def test_every_reason_says_something_that_is_not_slurms_word() -> None:
