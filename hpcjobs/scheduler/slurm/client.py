@@ -22,6 +22,7 @@ from hpcjobs.scheduler.slurm.parse import (
     ACCOUNTED_BEFORE_20_11,
     QUEUED,
     SUBMISSIONS,
+    is_refused_by_ended_alone,
     parse_sacct,
     parse_scontrol,
     parse_squeue,
@@ -417,12 +418,12 @@ class SlurmScheduler:
     def _control(self, verb: str, job_ids: Iterable[str]) -> None:
         refuse_change(verb)
         for portion in split_ids(job_ids):
-            self._ask(slurm_commands.control(verb, portion))
+            self._ask(slurm_commands.control(verb, portion), without_ended=verb != "requeue")
 
     def update(self, job_id: str, settings: Sequence[str]) -> None:
         """Change ``Name=value`` settings of a job, by scontrol's names."""
         refuse_change("update")
-        self._ask(slurm_commands.update(job_id, *settings))
+        self._ask(slurm_commands.update(job_id, *settings), without_ended=True)
 
     def signal(self, job_ids: Iterable[str], name: str, *, batch_script: bool) -> None:
         """Send a signal to the steps of jobs; with ``batch_script`` to all their processes."""
@@ -460,12 +461,15 @@ class SlurmScheduler:
     def _configuration(self) -> str | None:
         return self._slurm_conf or os.environ.get("SLURM_CONF")
 
-    def _ask(self, argv: Sequence[str], *, cwd: str | None = None) -> Result:
-        """Run a command that only reads, or may safely run twice."""
+    def _ask(self, argv: Sequence[str], *, cwd: str | None = None, without_ended: bool = False) -> Result:
+        """Run a command that only reads, or may safely run twice.
+
+        ``without_ended``: a change of jobs, which need not be possible for tasks of an array that have ended.
+        """
         begun = self._clock()
         for tries, pause in enumerate((*_PAUSES_S, None), start=1):
             result = self._run(argv, cwd=cwd)
-            if result.code == 0:
+            if result.code == 0 or (without_ended and is_refused_by_ended_alone(result.err)):
                 return result
             if not self._worth_another_try(result, pause, begun):
                 raise self._error(argv, result, tries=tries)

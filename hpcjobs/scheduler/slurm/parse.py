@@ -267,6 +267,18 @@ def parse_submitted(out: str) -> tuple[str, str | None] | None:
     return job_id, cluster.strip() or None
 
 
+_ABOUT_TASKS = re.compile(r"[0-9]+_[0-9,\[\]-]+: (.*)")
+_CHANGED = "No error"
+_ENDED = ("Job has already finished", "Job/step already completing or completed")
+
+
+def is_refused_by_ended_alone(message: str) -> bool:
+    """Whether scontrol changed tasks of an array, and refused only others that have ended: it lists all of them."""
+    matches = [_ABOUT_TASKS.fullmatch(line.strip()) for line in message.splitlines() if line.strip()]
+    texts = {match and match[1] for match in matches}
+    return _CHANGED in texts and texts.issubset((_CHANGED, *_ENDED))
+
+
 def parse_squeue(out: str, *, lists_ended: bool = False) -> list[JobRecord]:
     """Records of the jobs in the table `QUEUED`.
 

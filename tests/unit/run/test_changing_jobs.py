@@ -146,6 +146,26 @@ def test_update_refuses_settings_that_are_not_of_the_list(here: Path, slurm: Pat
     assert not [call for call in given(slurm, "scontrol") if call.startswith("update")]
 
 
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [
+        ("11_0-1,3: Job has already finished\n11_2: No error", 0),
+        ("11_[0]: Job/step already completing or completed\n11_[1-3]: No error", 0),
+        ("11_0-3: Job has already finished", 7),
+        ("11_0: Job has already finished\n11_1: No error\n11_2-3: Access/permission denied", 7),
+    ],
+)
+@pytest.mark.parametrize("command", ["hold 11", "release 11", "update 11 time=2h"])
+def test_a_change_of_an_array_succeeds_where_only_tasks_that_have_ended_refuse_it(
+    here: Path, slurm: Path, command: str, lines: str, code: int
+) -> None:
+    """scontrol ends with 1 as soon as one task refuses, and lists what became of each."""
+    queue(slurm, ("11_2", "RUNNING", job(here, "11", array="0-3")))
+    (slurm / "lines").write_text(f"{lines}\n")
+    answer(slurm, "scontrol", f"cat {slurm}/lines >&2; exit 1")
+    assert within(*command.split()).code == code
+
+
 HELD = "echo JobId=3 ArrayJobId=11 ArrayTaskId=2 JobName=x JobState=PENDING Reason=JobHeldUser"
 WAITS = "echo JobId=11 ArrayJobId=11 ArrayTaskId=1,3 JobName=x JobState=PENDING Reason=JobArrayTaskLimit"
 
