@@ -93,7 +93,12 @@ def read_usable(path: AnyPath, read: Callable[[], T]) -> T | None:
 
 def read_submitted(run_dir: Path) -> Entry | None:
     """``submitted.json``: the job of a run folder; None without the file or, with a warning, if it is damaged."""
-    return read_json(run_dir / SUBMITTED, Entry)
+    return read_usable(run_dir / SUBMITTED, lambda: require_submitted(run_dir))
+
+
+def require_submitted(run_dir: Path) -> Entry:
+    """``submitted.json``. Raises OSError: it cannot be read. ValueError, RecursionError: it is damaged."""
+    return msgspec.json.decode(read_regular(run_dir / SUBMITTED), type=Entry)
 
 
 def write_submitted(run_dir: Path, entry: Entry) -> None:

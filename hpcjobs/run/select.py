@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from hpcjobs.errors import CommandMissingError, RequestError, SchedulerError, UnknownJobError, nearest
+from hpcjobs.errors import CommandMissingError, RequestError, SchedulerError, UnknownJobError, nearest, reason_of
 from hpcjobs.files import is_own_folder, name_of, user_name
 from hpcjobs.record import JOB_SCRIPT, SUBMITTED
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import current_id, own_ids, read_submitted
+from hpcjobs.run.job_files import current_id, own_ids, require_submitted
 from hpcjobs.run.status import Known, is_reachable, require_reachable, statuses
 from hpcjobs.run.submission import read_index
 from hpcjobs.scheduler.base import JobRecord, State
@@ -54,7 +54,7 @@ def select(names: Sequence[str], *, site: str | None = None, foreign: bool = Fal
             known = _with_foreign(_ids_of_slurm(list(full.values())), known, site)
     if foreign and (others := {name for name in names if _is_name(name)} - {e.name for e in known if is_reachable(e)}):
         known = _with_foreign_names(others, known, site)
-    selected = [entry for name in names for entry in _one(name, known, of_site)]
+    selected = [entry for name in names for entry in _one(name, known, of_site, foreign=foreign)]
     return list({(entry.run_dir, entry.job_id, entry.task): entry for entry in selected}.values())
 
 
@@ -163,9 +163,9 @@ def _here_first(entries: list[Entry]) -> list[Entry]:
     return [entry for entry in entries if is_reachable(entry)] or entries
 
 
-def _one(name: str, known: list[Entry], of_site: str) -> list[Entry]:
+def _one(name: str, known: list[Entry], of_site: str, *, foreign: bool) -> list[Entry]:
     if match := _ID.match(name):
-        return [_by_id(f"{match[1]}{match[2]}{match[4] or ''}", match[3], known, of_site)]
+        return [_by_id(f"{match[1]}{match[2]}{match[4] or ''}", match[3], known, of_site, foreign=foreign)]
     if match := _RANGE.match(name):
         return _by_range(name, match[1], int(match[2]), int(match[3]), known, of_site)
     named = _here_first([entry for entry in known if entry.name == name])
@@ -180,8 +180,14 @@ def _one(name: str, known: list[Entry], of_site: str) -> list[Entry]:
     return [named[-1]]
 
 
-def _by_id(job_id: str, task: str | None, known: list[Entry], of_site: str) -> Entry:
+def _by_id(job_id: str, task: str | None, known: list[Entry], of_site: str, *, foreign: bool = False) -> Entry:
     matches = _here_first([entry for entry in known if entry.job_id == job_id])
+    if not matches and foreign:
+        raise UnknownJobError(
+            f"no job {job_id} of yours{of_site}: neither submitted with hpcjobs,"
+            " nor known to the queue or the accounting",
+            hint="`hpcjobs ps -a` lists your jobs",
+        )
     if not matches:
         raise UnknownJobError(
             f"no job {job_id}{of_site} was submitted with hpcjobs (looked in {index.index_dir()})",
@@ -219,13 +225,13 @@ def _by_folder(folder: Path) -> Entry:
     known = next((entry for entry in alike if os.path.realpath(entry.run_dir) == real), None)
     if known is not None:
         return known
-    entry = read_submitted(folder)
-    if entry is None:
-        raise UnknownJobError(f"{folder} is no run folder of a submitted job (no {SUBMITTED})")
     try:
+        entry = require_submitted(folder)
         check_array(entry.array or "0")
-    except ValueError as error:
-        raise UnknownJobError(f"{folder / SUBMITTED} cannot be used: {error}") from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UnknownJobError(f"{folder} is no run folder of a submitted job (no {SUBMITTED})") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UnknownJobError(f"{folder / SUBMITTED} cannot be used: {reason_of(error)}") from error
     if not _ID.match(entry.job_id):
         raise UnknownJobError(f"{folder / SUBMITTED} cannot be used: {entry.job_id!r} is no id of a job")
     # A copy, or anybody's: it is about this folder, and about a job of whoever owns it.

@@ -184,7 +184,7 @@ def test_a_component_of_a_heterogeneous_job_is_named_as_slurm_names_it_without_a
     assert "5+1: RUNNING, on n2" in all_shown
     assert ok("cancel", "5+1").out == "cancelled 5+1\n"
     assert (slurm / "scancel.asked").read_text().split()[-1] == "5+1"
-    assert "no job 5+7 was submitted with hpcjobs" in within("show", "5+7").err
+    assert "no job 5+7 of yours" in within("show", "5+7").err
     answer(slurm, "squeue", ":")
     answer(slurm, "scontrol", "case $* in *'show job'*) echo '" + "\n".join(ended) + "';; esac")
     assert [within("wait", name).code for name in ("5+0", "5+1", "5")] == [0, 1, 1]

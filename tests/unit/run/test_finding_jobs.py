@@ -105,6 +105,27 @@ def test_a_job_is_named_by_its_run_folder_from_anywhere(jobs: None, tmp_path: Pa
         select([str(tmp_path)])
 
 
+@pytest.mark.parametrize("reason", ["Too many levels of symbolic links", "JSON is malformed"])
+def test_a_run_folder_that_cannot_be_read_is_not_said_to_be_none(jobs: None, tmp_path: Path, reason: str) -> None:
+    written = tmp_path / "submitted.json"
+    written.write_text("{x")
+    if "links" in reason:
+        written.unlink()
+        written.symlink_to(written)
+    with pytest.raises(UnknownJobError, match=f"submitted.json cannot be used: {reason}") as caught:
+        select([str(tmp_path)])
+    assert "is no run folder" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["103", "103_2", "L3"])
+def test_a_job_that_no_scheduler_knows_is_none_of_mine_where_no_run_folder_is_needed(jobs: None, name: str) -> None:
+    with pytest.raises(UnknownJobError) as caught:
+        select([name], foreign=True)
+    job_id = name.partition("_")[0]
+    assert str(caught.value).startswith(f"no job {job_id} of yours: neither submitted with hpcjobs, nor known to the")
+    assert caught.value.hint == "`hpcjobs ps -a` lists your jobs"
+
+
 def test_a_folder_without_a_job_is_told_from_a_name_that_no_job_has(jobs: None, here: Path) -> None:
     (here / "x1").mkdir()
     with pytest.raises(UnknownJobError, match="no job named 'x1', and folder x1 is no run folder of a submitted job"):
