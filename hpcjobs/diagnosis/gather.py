@@ -395,7 +395,7 @@ def _with_record(facts: JobFacts, record: JobRecord) -> JobFacts:
     return msgspec.structs.replace(
         facts,
         state=record.state.value,
-        source=record.source,
+        source="hpcjobs" if record.source == "nobody" else record.source,
         reason=record.reason,
         exit_code=record.exit_code,
         signal=record.signal,

@@ -203,6 +203,7 @@ _PUT_BACK = (
 _NOT_ACCOUNTED = "it has left the queue, and the accounting does not answer"
 _LOST = "its scheduler no longer knows it, and it wrote no end"
 _CANCELLED = "it was cancelled, and wrote no end"
+_CANCELLED_WAITING = "cancelled while it waited"
 Connect = Callable[[str, "str | None"], Scheduler]
 ConnectQueue = Callable[[str, "str | None"], JobQueue]
 """As `Connect`; no job is changed."""
@@ -522,7 +523,8 @@ def _own_or_lost(entry: Entry, task: str, queued: JobRecord | None) -> JobRecord
 
 def end_cancelled(record: JobRecord, ended: float) -> JobRecord:
     """The end of a job of which ``hpcjobs cancel`` alone knows."""
-    return replace(record, state=State.CANCELLED, source="nobody", ended=ended, reason=_CANCELLED)
+    reason = _CANCELLED_WAITING if record.state is State.PENDING else _CANCELLED
+    return replace(record, state=State.CANCELLED, source="nobody", ended=ended, reason=reason)
 
 
 def _unknown(entry: Entry) -> JobRecord:

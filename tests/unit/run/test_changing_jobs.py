@@ -72,6 +72,17 @@ def test_cancel_of_a_state_ends_only_the_tasks_of_an_array_that_are_in_it(here: 
     assert given(slurm, "scancel")[1:] == ["--quiet 1_0 1_1", "--signal=USR1 1_0 1_1"]
 
 
+def test_a_task_that_was_cancelled_while_it_waited_is_said_to_be(here: Path, slurm: Path) -> None:
+    entry = job(here, "1", array="0-1")
+    queue(slurm, ("1_0", "RUNNING", entry), ("1_[1]", "PENDING", entry))
+    waits = (slurm / "queue").read_text()
+    (slurm / "rest").write_text(waits.splitlines(keepends=True)[0])
+    answer(slurm, "scancel", f"cp {slurm}/rest {slurm}/queue")
+    ok("cancel", "1_1")
+    assert "hpcjobs: state CANCELLED, reason cancelled while it waited\n" in ok("why", "1_1").out
+    assert "(cancelled while it waited)\n" in ok("show", "1_1").out
+
+
 def test_cancel_of_a_state_ends_only_those_tasks_of_a_local_array() -> None:
     ok("submit", "--site", "local", "--launcher", "spawn", "--array", "0-3%1", "--", "sleep", "60")
 
