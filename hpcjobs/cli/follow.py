@@ -49,7 +49,7 @@ from hpcjobs.run.progress import (
     samples,
 )
 from hpcjobs.run.select import is_never_met, newest, select, select_one
-from hpcjobs.run.status import Known, statuses
+from hpcjobs.run.status import Known, kept_or_written, statuses
 from hpcjobs.run.wait import exit_code
 from hpcjobs.run.wait import wait as wait_for_ends
 from hpcjobs.scheduler.base import JobRecord, State, describe_exit
@@ -106,7 +106,8 @@ def logs(
         )
         return
     if not job_logs.existing_paths(entry) and not follow:
-        has_ended = all(record.state.ended for record in statuses([entry], errors=[])[0].records)
+        records = kept_or_written(entry)
+        has_ended = bool(records) and all(record.state.ended for record in records)
         what = "printed nothing" if has_ended else "has printed nothing yet"
         note(f"job {entry.job_id} {what} ({job_logs.paths(entry)[0]})")
         return

@@ -134,6 +134,9 @@ _WATCH_S = 10.0
 """Between two tables of --watch: each costs the scheduler one query."""
 
 
+_MORE = "hpcjobs ps -a lists older ones, and jobs of sbatch that have ended"
+
+
 @app.command()
 def ps(
     everything: Annotated[bool, opt("--all", "-a", help="All jobs, not only those of the last day.")] = False,
@@ -149,7 +152,10 @@ def ps(
     site: JobSite = None,
     as_json: Json = False,
 ) -> None:
-    """List my jobs of the last day and all that have not ended, also jobs submitted without hpcjobs."""
+    """List my jobs of the last day and all that have not ended.
+
+    Jobs submitted without hpcjobs are listed until they end; with --all or --since also those that have ended.
+    """
 
     states = parse_states(state or [])
     if watch and as_json:
@@ -169,9 +175,9 @@ def ps(
             lines = make_lines(jobs.rows, tasks=tasks)
             print_lines(lines[-count:] if count is not None else lines, folders=wide or not sys.stdout.isatty())
         elif states or name is not None:
-            print("no such jobs" if everything or since else "no such jobs since yesterday (-a looks at older ones)")
+            print("no such jobs" if everything or since else f"no such jobs since yesterday ({_MORE})")
         else:
-            print("no jobs" if everything or since else "no jobs since yesterday (hpcjobs ps -a lists older ones)")
+            print("no jobs" if everything or since else f"no jobs since yesterday ({_MORE})")
         for error in jobs.errors:
             note(str(error))
 

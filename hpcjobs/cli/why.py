@@ -188,8 +188,10 @@ def _print_unfinished(subject: Subject, *, as_json: bool) -> None:
     assert record is not None
     if record.state.value == "PENDING" and (subject.entry is None or subject.entry.kind.has_partitions):
         from hpcjobs.diagnosis.placement import explain_pending
+        from hpcjobs.run.select import is_own
 
-        pending = explain_pending(record, entry=subject.entry, slurm_conf=subject.slurm_conf)
+        entry = subject.entry if subject.entry is not None and is_own(subject.entry) else None
+        pending = explain_pending(record, entry=entry, slurm_conf=subject.slurm_conf)
         if as_json:
             print_output("why, of a job that waits", pending)
         else:

@@ -31,7 +31,7 @@ from hpcjobs.remote.laptop import Laptop
 from hpcjobs.site.models import Site
 
 _STOP_S = 5.0
-_LONGEST_JSON = 16 << 20
+_LONGEST_JSON = 64 << 20
 """Bytes of an answer in JSON; the longest describes the tasks of an array."""
 _MOST_STARTS = 100
 """Lines that begin as JSON does, with those that a profile prints."""

@@ -11,6 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from subprocess import TimeoutExpired
@@ -21,7 +22,7 @@ from msgspec.structs import replace
 
 from hpcjobs.containers.images import known
 from hpcjobs.containers.look import program_there
-from hpcjobs.errors import HpcJobsError, HpcJobsWarning, RequestError, UnknownJobError, reason_of
+from hpcjobs.errors import HpcJobsError, HpcJobsWarning, RequestError, SchedulerError, UnknownJobError, reason_of
 from hpcjobs.files import is_own_folder, path_word, runtime_dir, state_dir, user_name, write_beside
 from hpcjobs.job.models import Job, JobSpec, Plan
 from hpcjobs.job.plan import plan
@@ -47,10 +48,10 @@ from hpcjobs.run.control import cancel
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import own_record
 from hpcjobs.run.select import entries_of, require_own, select_one
-from hpcjobs.run.status import is_queued, is_reachable, statuses
+from hpcjobs.run.status import is_reachable, statuses
 from hpcjobs.run.submit import submit
 from hpcjobs.run.wait import wait
-from hpcjobs.scheduler.base import JobRecord, Outage, QueueReadOnce, State, connect
+from hpcjobs.scheduler.base import JobQueue, JobRecord, Outage, QueueReadOnce, State, connect
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Site
 from hpcjobs.units import walltime_s
@@ -415,13 +416,20 @@ def sessions(*, site: str | None = None) -> list[Session]:
     for entry in entries_of(site):
         if not is_own_folder(entry.run_dir) and os.path.lexists(entry.run_dir):
             # Files in there say nothing, not even whether it is a session: the queue knows the job.
-            if is_reachable(entry) and is_queued(entry, connect_once(entry.scheduler, entry.slurm_conf).queue()):
+            if is_reachable(entry) and _is_in_queue(entry, connect_once(entry.scheduler, entry.slurm_conf)):
                 text = f"job {entry.job_id} is left out: its run folder {entry.run_dir} belongs to another user by now"
                 warnings.warn(f"{text} (`hpcjobs cancel {entry.job_id}` ends the job)", HpcJobsWarning, stacklevel=2)
         elif _is_session(entry):
             sessions.append(entry)
     known = statuses(sessions, connect=connect_once)
     return [_session(job.entry, job.records[0]) for job in known if not _over(job.records[0].state)]
+
+
+def _is_in_queue(entry: Entry, scheduler: JobQueue) -> bool:
+    """Whether the job waits or runs; also False where the scheduler does not answer."""
+    with suppress(SchedulerError):
+        return any((r.job_id, r.name) == (entry.job_id, entry.name) for r in scheduler.queue())
+    return False
 
 
 def find(job: str | None, *, site: str | None = None) -> Entry:

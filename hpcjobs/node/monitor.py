@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections import deque
+from itertools import takewhile
 from typing import Any, Callable, Deque, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from hpcjobs.processes.fork import SignalPipe
@@ -135,7 +136,9 @@ class GpuReader:
         count = ctypes.c_uint()
         if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
             return
-        names = range(count.value) if held is None else held.split(",")
+        listed = map(str.strip, (held or "").split(","))
+        # CUDA takes the GPUs before the first name that is none.
+        names = range(count.value) if held is None else list(takewhile(lambda name: name not in ("", "-1"), listed))
         for name in names:
             handle = ctypes.c_void_p()
             if isinstance(name, str) and not name.isdigit():

@@ -248,9 +248,10 @@ def _refuse_release(settings: Sequence[str], job: Known, scheduler: Scheduler) -
     if job.entry.task is not None:
         held = [job_id for tasks in held if job_id in task_ids(tasks)]
     if held:
-        what = "is held, and Slurm would release it" if len(held) == 1 else "are held, and Slurm would release them"
+        which, what = (held[0], "is held") if len(held) == 1 else (job_id, "has held tasks")
         raise RequestError(
-            f"update nice: {', '.join(held)} {what}", hint=f"`hpcjobs release {' '.join(held)}` first, then change it"
+            f"update nice: {which} {what}, and Slurm would release {'it' if len(held) == 1 else 'them'}",
+            hint=f"`hpcjobs release {which}` first, then change it",
         )
 
 

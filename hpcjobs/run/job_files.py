@@ -20,11 +20,9 @@ from hpcjobs.errors import HpcJobsWarning, RequestError, reason_of
 from hpcjobs.files import (
     AnyPath,
     file_name,
-    is_own_folder,
     lock_file,
     open_regular,
     read_regular,
-    user_name,
     write_beside,
 )
 from hpcjobs.job.models import Job
@@ -197,8 +195,7 @@ def continuation(entry: Entry) -> Continuation:
     first = Continuation(entry.job_id, entry.submitted)
     if entry.array is not None:
         return first
-    later = ControlDir(entry.run_dir).continuation()
-    return later if later is not None and (is_own_folder(entry.run_dir) or entry.user != user_name()) else first
+    return ControlDir(entry.run_dir).continuation() or first
 
 
 def write_continuation(entry: Entry, job: Continuation) -> None:
@@ -222,6 +219,7 @@ CLOCK_TOLERANCE_S = 300.0
 FINAL_AFTER_S = 300.0
 """Seconds after the end of a job until its accounting record is final."""
 _REQUEUE_S = 86_400.0
+_LOCK_TRIES, _LOCK_PAUSE_S = 50, 0.1
 
 
 def read_accounting(entry: Entry) -> list[JobRecord] | None:
@@ -355,13 +353,17 @@ def drop_ends(entry: Entry, ends: list[JobRecord], alive: Iterable[JobRecord]) -
 
 @contextlib.contextmanager
 def _lock_ends(entry: Entry) -> Iterator[None]:
-    """Within the block no other command changes the kept ends; it goes on without a lock where there can be none."""
+    """Within the block no other command changes the kept ends; without a lock where there is none within seconds."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             descriptor = os.open(os.path.join(entry.run_dir, SUBMITTED), flags)
             stack.callback(os.close, descriptor)
-            lock_file(descriptor)
+            for _ in range(_LOCK_TRIES):  # who holds it may be stopped, on any host
+                with contextlib.suppress(BlockingIOError):
+                    lock_file(descriptor, wait=False)
+                    break
+                time.sleep(_LOCK_PAUSE_S)
         yield
 
 

@@ -450,7 +450,6 @@ def _resolve(member: _Open, queued: list[JobRecord], accounted: list[JobRecord])
     """
     entry = member.entry
     accounted = [_choose_later(record, member.ends) for record in accounted]
-    _replace_assumed(entry, member.ends, accounted)
     # COMPLETING with such an end on record is a job on its way back to the queue; otherwise it is the job's own end.
     put_back = any(record.state in _PUT_BACK for record in accounted)
     alive = [r for r in queued if not r.state.ended and (put_back or r.state is not State.COMPLETING)]
@@ -485,19 +484,6 @@ def _resolve(member: _Open, queued: list[JobRecord], accounted: list[JobRecord])
         return known
     never_started = (task for task, record in own.items() if record is None and task not in in_queue)
     return [*known, *(msgspec.structs.replace(_unknown(entry), job_id=task, reason=_LOST) for task in never_started)]
-
-
-def _replace_assumed(entry: Entry, ends: Iterable[JobRecord], accounted: Iterable[JobRecord]) -> None:
-    """Keep what the accounting has of tasks whose end `cancel` could only assume: later it is not asked any more."""
-    assumed = {task for end in ends if end.source == "nobody" for task in tasks_of(end)}
-    keep_ends(
-        entry,
-        [
-            record
-            for record in accounted
-            if record.state.ended and record.source != "nobody" and not assumed.isdisjoint(task_ids(record.job_id))
-        ],
-    )
 
 
 def _choose_later(record: JobRecord, ends: Iterable[JobRecord]) -> JobRecord:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -15,8 +15,8 @@ from hpcjobs.jobstats.sources import gather
 from hpcjobs.jobstats.usage import Advice, JobUsage, advise
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.record import MANIFEST
-from hpcjobs.run import index
-from hpcjobs.run.job_files import own_ids
+from hpcjobs.run.index import Entry
+from hpcjobs.run.job_files import CLOCK_TOLERANCE_S, own_ids
 from hpcjobs.run.select import is_known_configuration, select
 from hpcjobs.run.submission import plan_in
 from hpcjobs.scaling import study
@@ -75,14 +75,18 @@ def right_size(names: list[str], *, site: str | None = None) -> dict[str, RightS
             ids = (entry.job_id,) if entry.task is None else tuple(own_ids(entry))
             rows = gather(JobFilter(since=0, job_ids=ids), site=entry.site).jobs.to_dicts()
             mine = [row for row in rows if None in (entry.user, row["user"]) or entry.user == row["user"]]
-            # Other jobs may have had, or got, this id: `gather` has found those of the user's list of jobs.
-            is_listed = any(one.job_id == entry.job_id for one in index.entries())
+            # Other jobs may have had, or got, this id.
             own = [row for row in mine if row["run_dir"] == entry.run_dir]
-            own = own or [row for row in mine if row["run_dir"] is None and not is_listed]
+            own = own or [row for row in mine if row["run_dir"] is None and _is_no_earlier(row, entry)]
             if not own:
                 warnings.warn(f"job {entry.named_id}: no record of it to advise from", HpcJobsWarning, stacklevel=2)
             results |= _advise_for_rows(own, Path(entry.run_dir))
     return results
+
+
+def _is_no_earlier(row: Mapping[str, Any], entry: Entry) -> bool:
+    """Whether the row's job was submitted with the entry's, or later, as a requeue is."""
+    return row["submitted"] is None or row["submitted"] >= entry.submitted - CLOCK_TOLERANCE_S
 
 
 def _advise_for_rows(rows: list[dict[str, Any]], run_dir: Path) -> dict[str, RightSize]:

@@ -19,7 +19,7 @@ from hpcjobs.scheduler_kind import KINDS, find_kind
 from hpcjobs.site.checks import Frozen, Moment
 from hpcjobs.site.machine import EVERY_CLUSTER, cluster_name, named_clusters
 
-_HELD = re.compile(r"JobHeld\w+|JobHoldMaxRequeue|.*[ _]held([ _]state)?")
+_HELD = re.compile(r"JobHeld\w+|JobHoldMaxRequeue|[^,]*[ _]held([ _]state)?")
 """JobHeldUser, JobHeldAdmin, ``job requeued in held state``, ``launch failed requeued held``."""
 
 
@@ -59,7 +59,8 @@ class JobRecord(msgspec.Struct, frozen=True):
     @property
     def is_held(self) -> bool:
         """Whether it waits for its release: of tasks that squeue lists in one row, all of them."""
-        return self.state is State.PENDING and _HELD.fullmatch(self.reason or "") is not None
+        reasons = (self.reason or "").split(",")
+        return self.state is State.PENDING and all(_HELD.fullmatch(reason.strip()) for reason in reasons)
 
     @property
     def signal_name(self) -> str | None:

