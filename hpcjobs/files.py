@@ -204,7 +204,7 @@ def write_beside(
             os.unlink(beside)
         raise
     if durable:
-        _sync_folder(folder or ".")
+        sync_folder(folder or ".")
 
 
 @contextmanager
@@ -321,7 +321,7 @@ def lock_file(descriptor: int, *, wait: bool = True, by_process: bool = False) -
     return True
 
 
-def _sync_folder(folder: str) -> None:
+def sync_folder(folder: AnyPath) -> None:
     """Bring a new name in ``folder`` to the disk; some network file systems have no such request, and need none."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

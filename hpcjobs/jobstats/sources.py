@@ -30,7 +30,7 @@ from hpcjobs.jobstats.fold import COUNTS, fold, unused_fields
 from hpcjobs.jobstats.usage import add_goodput, add_gpu_usage, add_running_usage
 from hpcjobs.processes.programs import Runner, run, start
 from hpcjobs.record import MANIFEST
-from hpcjobs.record.manifest import RequestedJob, read_manifest
+from hpcjobs.record.manifest import read_manifest
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import read_usable
@@ -312,13 +312,15 @@ class _RequestedResources(msgspec.Struct):
 
 def read_request(run_dir: Path) -> ResourceRequest:
     """Read the request from the manifest of ``run_dir``; empty without a manifest."""
-    request = read_usable(run_dir / MANIFEST, lambda: _read_request(run_dir))
-    if request is None:
-        return ResourceRequest()
-    user, job, resources = request
+    return read_usable(run_dir / MANIFEST, lambda: _read_request(run_dir)) or ResourceRequest()
+
+
+def _read_request(run_dir: Path) -> ResourceRequest:
+    manifest = read_manifest(run_dir)
+    job, resources = manifest.request, msgspec.convert(manifest.request.resources, _RequestedResources)
     nodes, tasks = job.nodes, job.nodes * job.ntasks_per_node
     return ResourceRequest(
-        user=user,
+        user=manifest.user,
         partition=resources.partition,
         account=resources.account,
         qos=resources.qos,
@@ -329,11 +331,6 @@ def read_request(run_dir: Path) -> ResourceRequest:
         mem_bytes=nodes * memory_bytes(resources.mem) or None if resources.mem else None,
         time_limit_s=time_limit_s(resources.time),
     )
-
-
-def _read_request(run_dir: Path) -> tuple[str, RequestedJob, _RequestedResources]:
-    manifest = read_manifest(run_dir)
-    return manifest.user, manifest.request, msgspec.convert(manifest.request.resources, _RequestedResources)
 
 
 def to_frame(records: Iterable[tuple[JobRecord, Entry | None]], site: Site) -> pl.DataFrame:
@@ -350,7 +347,7 @@ def _row(record: JobRecord, entry: Entry | None, site: Site) -> dict[str, object
         "job_id": record.job_id,
         "job_id_raw": record.job_id,
         "name": record.name or (entry.name if entry else None),
-        "user": record.user or request.user,
+        "user": record.user or request.user or (entry.user if entry else None),
         "account": request.account,
         "partition": record.partition or request.partition,
         "qos": request.qos,

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcjobs.files import write_beside
+from hpcjobs.files import sync_folder, write_beside
 from hpcjobs.record.summary import write_json
 from hpcjobs.runtime.exits import BadCheckpoint, print_error
 
@@ -149,14 +149,6 @@ def measure(path: Path) -> tuple[int, int]:
         while block := file.read(BLOCK_BYTES):
             size, crc = size + len(block), zlib.crc32(block, crc)
     return size, crc
-
-
-def sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def point(link: Path, place: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from commandline import ok, within
+from msgspec.structs import replace
 from sacct_versions import BEGUN, FakeSacct, row
 
 from hpcjobs.run import index
@@ -74,12 +75,14 @@ def test_of_a_plain_job_and_an_array_that_had_its_id_each_has_rows_of_its_own(he
 
 
 def test_nothing_is_advised_from_an_earlier_job_that_had_the_id(here: Path) -> None:
-    """The accounting does not have the user's own job yet. Of a job that no list names, the id alone is known."""
+    """The accounting does not have the user's own job yet. A requeued one, of another's folder, has a later row."""
     (here / "run").mkdir()
-    own = Entry("9", "later", "mine", "slurm", str(here / "run"), BEGUN + 90_000.0)
-    (here / "run" / "submitted.json").write_bytes(msgspec.json.encode(own))
+    before = Entry("9", "later", "mine", "slurm", str(here / "run"), BEGUN - 90_000.0)
+    (here / "run" / "submitted.json").write_bytes(msgspec.json.encode(before))
     advised = ok("report", "advise", str(here / "run")).out
     assert {line.partition(":")[0] for line in advised.splitlines()} == {"9", "9_0", "9_1"}
+    own = replace(before, submitted=BEGUN + 90_000.0)
+    (here / "run" / "submitted.json").write_bytes(msgspec.json.encode(own))
     index.add(own)
     for name in ("9", str(here / "run")):
         answered = ok("report", "advise", name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -69,6 +70,18 @@ def test_one_bad_run_folder_ends_no_verb(jobs: Path) -> None:
             for name in FILES:
                 path = jobs / name
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+@pytest.mark.filterwarnings("default::hpcjobs.errors.HpcJobsWarning")
+@pytest.mark.parametrize(("option", "value"), [("mem", "8x"), ("time", "soon")])
+def test_a_request_that_nobody_can_read_is_named_and_ends_no_report(here: Path, option: str, value: str) -> None:
+    answer = ok("submit", "--site", "local", "--mem", "1G", "--time", "5m", "--json", "--wait", "true")
+    manifest = Path(answer.json["run_dir"]) / "manifest.json"
+    content, count = re.subn(rf'"{option}": *"[^"]*"', f'"{option}": "{value}"', manifest.read_text())
+    assert count
+    manifest.write_text(content)
+    report = within("report", "jobs", "--site", "local")
+    assert (report.code, "COMPLETED" in report.out, value in report.err) == (0, True, True), report
 
 
 @pytest.mark.filterwarnings("default::hpcjobs.errors.HpcJobsWarning")

@@ -237,6 +237,23 @@ run.finish()
     assert list_sound(tmp_path / "folder" / "checkpoints") == ["step-00000001"]
 
 
+NO_FSYNC_OF_FOLDERS = """
+import errno, os, stat
+sync = os.fsync
+def refuse_folders(descriptor):
+    if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        raise OSError(errno.EINVAL, "Invalid argument")
+    sync(descriptor)
+os.fsync = refuse_folders
+"""
+
+
+def test_checkpoints_are_completed_on_a_file_system_that_has_no_fsync_of_folders(tmp_path: Path) -> None:
+    done = run_script(tmp_path, NO_FSYNC_OF_FOLDERS + BEGIN + SAVE.format(step=7) + "run.finish()", KEEP="1")
+    assert done.returncode == 0, done.stderr
+    assert "resumed at step 7" in run_script(tmp_path, BEGIN, KEEP="1").stdout
+
+
 def test_a_state_with_nan_is_not_written_and_ends_the_run_with_its_code_if_it_is_the_last(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     states = "import torch\ngood, bad = torch.ones(3), torch.tensor([1.0, float('nan')])\n"
