@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from commandline import ok, within
+from waiting import eventually
 
 import hpcjobs
 from hpcjobs.errors import RequestError
@@ -88,11 +89,13 @@ def test_a_program_is_measured_by_what_it_prints(program: str, here: Path) -> No
 def test_a_rate_in_the_log_of_a_program_that_is_measured_by_its_time_is_named_with_its_flag(here: Path) -> None:
     program = ("sh", "-c", "sleep 2; echo 'step 10: 1234.5 tokens/s (loss 2.1)'")
     ok("scale", "--site", "local", "--repeats", "1", "--name", "t", "--wait", "--no-check", *program)
+    eventually(lambda: within("report", "scaling", "t").code == 0)  # the queue's record is later than the job's end
     answer = within("report", "scaling", "t")
     assert "of whole jobs" in answer.err
     assert "--metric '([0-9.,]+) tokens/s'" in " ".join(answer.err.split())
     ok("scale", "--site", "local", "--repeats", "1", "--name", "u", "--metric", "([0-9.,]+) tokens/s", "--wait",
        "--no-check", *program)  # fmt: skip
+    eventually(lambda: within("report", "scaling", "u").code == 0)
     (group,) = ok("report", "scaling", "u", "--json").json["groups"]
     assert group["throughput"]["value"] == pytest.approx(1234.5)
 
