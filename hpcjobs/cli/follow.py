@@ -26,6 +26,7 @@ from hpcjobs.errors import HpcJobsError, HpcJobsWarning, RequestError, UnknownJo
 from hpcjobs.run import logs as job_logs
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import (
+    covers_tasks,
     has_reader,
     output_dir,
     own_ids,
@@ -106,8 +107,8 @@ def logs(
         )
         return
     if not job_logs.existing_paths(entry) and not follow:
-        records = kept_or_written(entry)
-        has_ended = bool(records) and all(record.state.ended for record in records)
+        records = statuses([entry], errors=[])[0].records if entry.is_foreign else kept_or_written(entry)
+        has_ended = covers_tasks(entry, records) and all(record.state.ended for record in records)
         what = "printed nothing" if has_ended else "has printed nothing yet"
         note(f"job {entry.job_id} {what} ({job_logs.paths(entry)[0]})")
         return

@@ -248,9 +248,10 @@ def _refuse_release(settings: Sequence[str], job: Known, scheduler: Scheduler) -
     if job.entry.task is not None:
         held = [job_id for tasks in held if job_id in task_ids(tasks)]
     if held:
-        which, what = (held[0], "is held") if len(held) == 1 else (job_id, "has held tasks")
+        is_one = len(held) == 1 and "[" not in held[0]
+        which, what, it = (held[0], "is held", "it") if is_one else (job_id, "has held tasks", "them")
         raise RequestError(
-            f"update nice: {which} {what}, and Slurm would release {'it' if len(held) == 1 else 'them'}",
+            f"update nice: {which} {what}, and Slurm would release {it}",
             hint=f"`hpcjobs release {which}` first, then change it",
         )
 

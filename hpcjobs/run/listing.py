@@ -17,7 +17,7 @@ from hpcjobs.errors import CommandMissingError, SchedulerError
 from hpcjobs.files import user_name
 from hpcjobs.run import index
 from hpcjobs.run.index import NO_FOLDER, Entry
-from hpcjobs.run.job_files import current_id, is_closed, own_ids
+from hpcjobs.run.job_files import CLOCK_TOLERANCE_S, current_id, is_closed, own_ids
 from hpcjobs.run.status import (
     Connect,
     ConnectQueue,
@@ -171,11 +171,11 @@ def make_entries(records: Iterable[JobRecord], site: Site | None, *, components:
 
 def was_pruned(entry: Entry) -> bool:
     """Whether hpcjobs submitted the job, of which only the scheduler still knows: `prune` removed its run folder."""
-    record = JobRecord(
-        entry.job_id, State.UNKNOWN, "", name=entry.name, submitted=entry.submitted, user=entry.user or user_name()
-    )
     return entry.is_foreign and any(
-        one.job_id == entry.job_id and is_reachable(one) and is_ours(one, record) for one in index.read().removed
+        (one.job_id, one.name) == (entry.job_id, entry.name)
+        and is_reachable(one)
+        and entry.submitted >= one.submitted - CLOCK_TOLERANCE_S  # a requeue moves it
+        for one in index.read().removed
     )
 
 

@@ -18,6 +18,7 @@ import termios
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from commandline import Answer, hpcjobs, ok, start, within
 from scripted_slurm import answer
@@ -29,6 +30,7 @@ from hpcjobs.job.plan import plan
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
 from hpcjobs.run.submit import submit as submit_plan
+from hpcjobs.scheduler.base import JobRecord, State
 
 SITE = "{description: two nodes, partitions: {main: {nodes: 2, node: {cpus: 4, mem: 8G}}}}\n"
 
@@ -534,6 +536,14 @@ def test_logs_choose_a_rank_and_say_when_there_is_nothing_yet(cluster: Path, her
     assert ok("logs", "--rank", "1").out == "two\n\n"
     assert ok("logs", "--rank", "10", "42").out == "ten: 1: x\n"
     assert ok("logs", "42").out.endswith("plain\n")
+
+
+def test_an_array_of_which_tasks_wait_has_printed_nothing_yet(cluster: Path, here: Path) -> None:
+    ok("submit", "--array", "0-1", "true")
+    (run_dir,) = (here / "runs").glob("true-*")
+    end = JobRecord("42_0", State.CANCELLED, "nobody", ended=1.0)
+    (run_dir / "accounting.json").write_bytes(msgspec.json.encode([end]))
+    assert "has printed nothing yet" in ok("logs").err
 
 
 def test_a_job_that_ended_without_output_printed_nothing(cluster: Path, here: Path) -> None:

@@ -193,6 +193,15 @@ def test_update_refuses_a_nice_value_that_would_release_a_held_task(here: Path, 
     assert not [call for call in given(slurm, "scontrol") if call.startswith("update")]
 
 
+def test_update_names_an_array_whose_tasks_are_held_by_its_id(here: Path, slurm: Path) -> None:
+    """A shell would take brackets for a pattern."""
+    queue(slurm, ("11_[1-3]", "PENDING", job(here, "11", array="1-3")))
+    answer(slurm, "scontrol", HELD.replace("ArrayTaskId=2", "ArrayTaskId=1-3"))
+    refused = within("update", "11", "nice=5")
+    assert "update nice: 11 has held tasks, and Slurm would release them" in refused.err
+    assert "`hpcjobs release 11` first" in refused.err
+
+
 def test_update_changes_the_nice_value_of_a_task_beside_a_held_one_and_other_settings_of_that(
     here: Path, slurm: Path
 ) -> None:

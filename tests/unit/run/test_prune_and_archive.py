@@ -379,6 +379,9 @@ def test_the_log_of_a_job_whose_run_folder_prune_removed_is_gone(here_with_slurm
         assert answered.code == 6
         assert "job 17: its run folder, with its log, was removed by prune" in answered.out + answered.err
     assert ok("show", "17").out.endswith("run folder removed by prune, with its log\n")
+    requeued = accounted_row(JobID=17, JobName="job17", Submit=submitted + 3600)
+    answer(tmp_path / "slurm", "sacct", print_rows(requeued))
+    assert "removed by prune" in within("logs", "17").err
     later = accounted_row(JobID=17, JobName="later", Submit=submitted + DAY)
     answer(tmp_path / "slurm", "sacct", print_rows(later))
     assert "job 17 printed nothing (" in ok("logs", "17").err
