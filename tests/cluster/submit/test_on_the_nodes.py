@@ -88,8 +88,10 @@ def test_jobs_in_the_queue_are_held_released_changed_signalled_and_requeued(clus
         text = cluster.slurm("scontrol", "--oneliner", "show", "job", job.id)
         return next(part.partition("=")[2] for part in text.split() if part.startswith(f"{argument}="))
 
-    assert cluster.hpcjobs("update", job.id, "time=+5m", "nice=7").code == 0
-    assert (shown("TimeLimit"), shown("Nice")) == ("00:10:00", "7")
+    refused = cluster.hpcjobs("update", job.id, "time=+5m", "nice=7")
+    assert (refused.code, f"{job.id} is held, and Slurm would release it" in refused.err) == (5, True), refused
+    assert cluster.hpcjobs("update", job.id, "time=+5m", "comment=mine").code == 0
+    assert (shown("TimeLimit"), shown("Comment")) == ("00:10:00", "mine")
     assert cluster.hpcjobs("release", job.id).code == 0
     eventually((cluster.folder / "ready").exists)
     (cluster.folder / "ready").unlink()
