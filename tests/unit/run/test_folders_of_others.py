@@ -431,8 +431,9 @@ def test_a_session_in_somebody_elses_run_folder_names_no_ssh_to_type_and_writes_
 def test_a_session_whose_run_folder_another_user_has_taken_is_named_and_its_files_are_not_used(
     here: Path, tmp_path: Path, taken: str
 ) -> None:
-    run_dir = Path(ok("submit", "--site", "local", "--json", "sleep", "600").json["run_dir"])
-    eventually(lambda: ok("ps", "--json").json[0]["record"]["state"] == "RUNNING")
+    program = ("sh", "-c", "touch begun; exec sleep 600")
+    run_dir = Path(ok("submit", "--site", "local", "--json", *program).json["run_dir"])
+    eventually((here / "begun").exists)  # its script needs the folder no more
     run_dir.rename(tmp_path / "away")
     if taken == "folder":
         shutil.copytree(tmp_path / "away", run_dir)
