@@ -100,14 +100,19 @@ def find_planted(folder: AnyPath) -> Optional[str]:
 
     A group's folder elsewhere is used, whoever made it. What is not there yet was made by nobody.
     """
-    for path in (os.path.abspath(folder), os.path.realpath(folder)):
-        while path != os.path.dirname(path):
-            parent = os.path.dirname(path)
-            of_another = os.path.lexists(path) and os.lstat(path).st_uid not in (0, os.getuid())
-            if of_another and os.stat(parent).st_mode & 0o002:
+    for path in dict.fromkeys((os.path.abspath(folder), os.path.realpath(folder))):
+        while path != (parent := os.path.dirname(path)):
+            if _is_of_another(path) and os.stat(parent).st_mode & 0o002:
                 return path
             path = parent
     return None
+
+
+def _is_of_another(path: str) -> bool:
+    try:
+        return os.lstat(path).st_uid not in (0, os.getuid())
+    except OSError:  # it is not there, or in a folder that this user cannot use
+        return False
 
 
 def leads_elsewhere(path: AnyPath) -> bool:

@@ -28,7 +28,7 @@ from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import FINAL_AFTER_S, may_be_requeued, read_accounting, read_request, read_submitted
 from hpcjobs.run.listing import FORGOTTEN_S
 from hpcjobs.run.select import entries_of
-from hpcjobs.run.status import Connect, is_reachable, statuses
+from hpcjobs.run.status import Connect, is_in_queue, is_reachable, statuses
 from hpcjobs.scheduler.base import JobRecord, State, connect
 
 _MODES = {".tar": "w", ".gz": "w:gz", ".tgz": "w:gz", ".xz": "w:xz"}
@@ -71,6 +71,9 @@ def archive(entry: Entry, path: Path | None = None, *, connect: Connect = connec
     if any(not record.state.ended for record in known.records):
         states = ", ".join(dict.fromkeys(record.state.value for record in known.records))
         raise RequestError(f"job {entry.job_id} is {states}: its files still change", hint="hpcjobs wait, then archive")
+    if _may_be_ending(entry, known.records) and is_in_queue(entry, connect=connect):
+        hint = "archive it once squeue no longer lists it"
+        raise RequestError(f"Slurm still ends job {entry.job_id}: its files still change", hint=hint)
     target = path or Path(f"{file_name(entry.name)}_{entry.job_id}.tar")
     exists = RequestError(f"{target} exists already", hint="--output names another file")
     if target.exists():
@@ -96,6 +99,13 @@ def archive(entry: Entry, path: Path | None = None, *, connect: Connect = connec
     finally:
         partial.unlink(missing_ok=True)
     return Archive(target, count, target.stat().st_size)
+
+
+def _may_be_ending(entry: Entry, records: list[JobRecord]) -> bool:
+    """Whether its programs may still run: Slurm allows them KillWait, and accounts for the end before."""
+    by_signal = [record for record in records if record.state not in (State.COMPLETED, State.FAILED)]
+    is_recent = time.time() - max((record.ended or 0 for record in by_signal), default=0) < FINAL_AFTER_S
+    return entry.kind.has_nodes and is_recent and is_reachable(entry)
 
 
 def _write(file: IO[bytes], run_dir: Path, about: bytes, mode: str) -> int:

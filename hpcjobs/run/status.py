@@ -350,6 +350,12 @@ def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord
     ], error
 
 
+def is_in_queue(entry: Entry, *, connect: ConnectQueue = connect) -> bool:
+    """Whether the job waits, runs or is COMPLETING there. Raises SchedulerError: the scheduler does not answer."""
+    records = _ours(entry, _by_parent(connect(entry.scheduler, entry.slurm_conf).queue()))
+    return any(not record.state.ended for record in records)
+
+
 def _adopt_continuations(entries: Iterable[Entry], queue: Sequence[JobRecord]) -> None:
     """Record the queued job that continues an entry, if the process that resubmitted was killed before it did."""
     by_script: dict[str | None, list[JobRecord]] = {}

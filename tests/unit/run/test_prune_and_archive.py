@@ -367,6 +367,18 @@ def test_a_task_of_an_array_is_archived_once_all_tasks_have_ended(here_with_slur
     assert "its files still change" in refused.err
 
 
+def test_a_job_is_not_archived_while_slurm_still_ends_its_programs(here_with_slurm: Path, tmp_path: Path) -> None:
+    """The script has written its end when KillWait begins for the ranks."""
+    folder = job(here_with_slurm, "7", days=0, state=None)
+    write_state(folder, "CANCELLED", ended=time.time(), exit_code=143)
+    answer(tmp_path / "slurm", "squeue", queued(folder).replace("RUNNING", "COMPLETING"))
+    refused = within("archive", "7")
+    assert refused.code == 5
+    assert "Slurm still ends job 7: its files still change" in refused.err
+    answer(tmp_path / "slurm", "squeue", ":")
+    ok("archive", "7")
+
+
 def test_the_log_of_a_job_whose_run_folder_prune_removed_is_gone(here_with_slurm: Path, tmp_path: Path) -> None:
     """Slurm may give its id to another job, which has a log."""
     job(here_with_slurm, "17", days=40)
