@@ -18,7 +18,6 @@ import numpy.typing as npt
 import polars as pl
 from matplotlib.figure import Figure
 
-from hpcjobs.errors import ConfigError
 from hpcjobs.jobstats.columns import JobFilter
 from hpcjobs.jobstats.sources import AccountingTable, read_request
 from hpcjobs.jobstats.totals import totals
@@ -27,7 +26,7 @@ from hpcjobs.pages import PageTable, Picture, Section, figures, make_page_folder
 from hpcjobs.record.monitor import Sample
 from hpcjobs.run.index import Entry
 from hpcjobs.run.progress import NodeSamples
-from hpcjobs.site.library import load_site
+from hpcjobs.site.library import describe_partition
 from hpcjobs.site.models import Site
 from hpcjobs.site.partition import describe_nodes
 from hpcjobs.units import format_count, format_number, human_duration
@@ -489,11 +488,7 @@ def write_load(
 def facts_of(entry: Entry) -> dict[str, str | None]:
     """Job, site, partition and its nodes."""
     partition = read_request(Path(entry.run_dir)).partition
-    try:
-        site = load_site(entry.site)
-        nodes = describe_nodes(site.partitions[partition]) if partition in site.partitions else None
-    except ConfigError:  # the site file was removed: only its name is known
-        nodes = None
+    nodes = describe_partition(entry.site, partition)
     return {"job": entry.job_id, "site": entry.site, "partition": partition, "nodes": nodes}
 
 

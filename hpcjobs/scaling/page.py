@@ -17,7 +17,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, PercentFormatter
 from msgspec.structs import replace
 
-from hpcjobs.errors import ConfigError
 from hpcjobs.files import file_name
 from hpcjobs.jobstats.columns import format_energy
 from hpcjobs.pages import (
@@ -36,8 +35,7 @@ from hpcjobs.scaling.analysis import Analysis, SizeResult
 from hpcjobs.scaling.fits import Interval
 from hpcjobs.scaling.runs import WHOLE_JOBS, suggest_metric
 from hpcjobs.scaling.study import Study
-from hpcjobs.site.library import load_site
-from hpcjobs.site.partition import describe_nodes
+from hpcjobs.site.library import describe_partition
 from hpcjobs.slurm_commands import read_hosts
 from hpcjobs.units import format_number, human_duration, number_style
 
@@ -441,10 +439,6 @@ def _facts(study: Study, series: Mapping[str, Analysis], runs: pl.DataFrame) -> 
         return ", ".join(sorted(set(map(str, runs[column].drop_nulls())))) or None
 
     partition = values("partition")
-    try:
-        partitions = load_site(study.site).partitions
-    except ConfigError:  # without the site file, only its name is known
-        partitions = {}
     ends = runs["ended"].drop_nulls().sort().to_list()
     days = [time.strftime("%Y-%m-%d %H:%M %Z", time.localtime(moment)) for moment in ends]
     counts = [group.runs for analysis in series.values() for group in analysis.groups]
@@ -453,7 +447,7 @@ def _facts(study: Study, series: Mapping[str, Analysis], runs: pl.DataFrame) -> 
         "mode": f"{study.mode} scaling, {repeats} runs of each size",
         "site": study.site,
         "partition": partition,
-        "nodes": describe_nodes(partitions[partition]) if partition in partitions else None,
+        "nodes": describe_partition(study.site, partition),
         "device": values("node_model"),
         "measured": f"{days[0]} to {days[-1]}" if days else None,
         "code": values("code"),

@@ -24,6 +24,7 @@ from hpcjobs.site.machine import (
     slurm_is_here,
 )
 from hpcjobs.site.models import OF_THE_LOADER, AppliedPolicy, Policy, Site
+from hpcjobs.site.partition import describe_nodes
 from hpcjobs.site.resources import option_of
 from hpcjobs.site.search import SHIPPED, Layer, SiteEntry, find_file, layer_of, list_centre_files, list_sites
 from hpcjobs.site.trust import is_trusted, list_untrusted, refusal
@@ -342,6 +343,14 @@ def load_site(name: str, *, allow_untrusted: bool = False) -> Site:
         warnings.warn(f"{refusal(path, site.untrusted).message}\nnothing of it is run", HpcJobsWarning, stacklevel=1)
     site = msgspec.structs.replace(site, policies=find_policies(site, files))
     return apply_overlay(site)
+
+
+def describe_partition(site: str, partition: str | None) -> str | None:
+    """`describe_nodes` of a partition; None where it is not known: without the site file, only its name is."""
+    with suppress(ConfigError):
+        partitions = load_site(site).partitions
+        return describe_nodes(partitions[partition]) if partition in partitions else None
+    return None
 
 
 def known_sites() -> Iterator[Site]:

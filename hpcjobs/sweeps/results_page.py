@@ -17,7 +17,6 @@ from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
 from msgspec import UNSET
 
-from hpcjobs.errors import ConfigError
 from hpcjobs.pages import (
     PageTable,
     Picture,
@@ -30,8 +29,7 @@ from hpcjobs.pages import (
     save_parquet,
 )
 from hpcjobs.pages.figures import BEHIND, COLOURS, GREY, INK, add_legend, choose_labels, escape_math, new_figure
-from hpcjobs.site.library import load_site
-from hpcjobs.site.partition import describe_nodes
+from hpcjobs.site.library import describe_partition
 from hpcjobs.sweeps.folder import Definition
 from hpcjobs.units import format_count
 
@@ -239,17 +237,12 @@ def facts_of(definition: Definition) -> dict[str, str | None]:
     """Program, site, partition and its nodes."""
     job = definition.job
     partition = None if job.resources.partition is UNSET else job.resources.partition
-    try:
-        site = load_site(job.site_file)
-        nodes = describe_nodes(site.partitions[partition]) if partition in site.partitions else None
-    except ConfigError:  # without the site file, only its name is known
-        nodes = None
     size = f"{format_count(job.nodes, 'node')}, {format_count(job.ntasks_per_node, 'task')} on each"
     return {
         "program": shlex.join(job.argv),
         "site": job.site,
         "partition": partition,
-        "nodes": nodes,
+        "nodes": describe_partition(job.site_file, partition),
         "size of a run": size,
     }
 
