@@ -19,12 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import polars as pl
 
 from hpcjobs.errors import CommandMissingError
 from hpcjobs.files import read_regular
+from hpcjobs.jobstats.derive import known_sum
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.record import METRICS
 from hpcjobs.record.metrics import read_lines
@@ -41,18 +42,6 @@ _MOST_JOBS: Final = 16
 _STEPS: Final = Table(("JobID", "MaxRSS", "TRESUsageInTot"), "|")
 
 
-N = TypeVar("N", int, float)
-
-
-class StepUsage(NamedTuple):
-    """Usage of the steps of a running job until now. None: not measured."""
-
-    cpu_s: float | None
-    mem_bytes: int | None
-    """Sum of the tasks' peaks, all steps together."""
-    max_rss_bytes: int | None
-
-
 def add_running_usage(frame: pl.DataFrame, *, slurm_conf: str | None, runner: Runner = run) -> pl.DataFrame:
     """Add the usage of running jobs, if they are few and sstat answers; otherwise it stays unknown."""
     running = frame.filter(pl.col("state") == "RUNNING")["job_id_raw"].to_list()
@@ -63,11 +52,7 @@ def add_running_usage(frame: pl.DataFrame, *, slurm_conf: str | None, runner: Ru
         answer = runner(list_steps(*_STEPS, running), env=cluster_env(slurm_conf))
     except CommandMissingError:  # some sites give their users sacct alone: the use of running jobs stays unknown
         return frame
-    usage = parse_sstat(answer.out)
-    if not usage:
-        return frame
-    schema = {"job_id_raw": pl.String, "_cpu": pl.Float64, "_mem": pl.Int64, "_rss": pl.Int64}
-    seen = pl.DataFrame([(job_id, *used) for job_id, used in usage.items()], schema=schema, orient="row")
+    seen = parse_sstat(answer.out)
     live = pl.col("state") == "RUNNING"
     return (
         frame.join(seen, on="job_id_raw", how="left", maintain_order="left")
@@ -75,43 +60,30 @@ def add_running_usage(frame: pl.DataFrame, *, slurm_conf: str | None, runner: Ru
             cpu_s=pl.when(live & pl.col("_cpu").is_not_null())
             .then(pl.col("_cpu") + pl.col("_ended_steps_cpu_s").fill_null(0.0))
             .otherwise("cpu_s"),
-            mem_used_bytes=_largest(
-                live & pl.col("_mem").is_not_null(), "_mem", "_ended_steps_mem_bytes", "mem_used_bytes"
-            ),
-            max_rss_bytes=_largest(
-                live & pl.col("_rss").is_not_null(), "_rss", "_ended_steps_rss_bytes", "max_rss_bytes"
-            ),
+            mem_used_bytes=_largest(live, "_mem", "_ended_steps_mem_bytes", "mem_used_bytes"),
+            max_rss_bytes=_largest(live, "_rss", "_ended_steps_rss_bytes", "max_rss_bytes"),
         )
         .select(frame.columns)
     )
 
 
-def _largest(known: pl.Expr, now: str, ended: str, column: str) -> pl.Expr:
-    """The larger value of running and of ended steps if it is known, otherwise ``column``."""
-    return pl.when(known).then(pl.max_horizontal(now, ended)).otherwise(column)
+def _largest(live: pl.Expr, now: str, ended: str, column: str) -> pl.Expr:
+    """Of a running job the larger value of running and of ended steps if it is known, otherwise ``column``."""
+    return pl.when(live & pl.col(now).is_not_null()).then(pl.max_horizontal(now, ended)).otherwise(column)
 
 
-def parse_sstat(out: str) -> dict[str, StepUsage]:
-    """Job id -> use, from the table `_STEPS`, without Slurm's extern step."""
-    used: dict[str, StepUsage] = {}
+def parse_sstat(out: str) -> pl.DataFrame:
+    """Usage of each running job until now, from the table `_STEPS`, without Slurm's extern step. Null: not measured."""
+    rows = []
     for row in _STEPS.rows(out):
         (job_id, _, step), sampled = row.raw("JobID").partition("."), row.raw("TRESUsageInTot")
-        if step == "extern":
-            continue
-        before = used.get(job_id, StepUsage(None, None, None))
-        used[job_id] = StepUsage(
-            _add(before.cpu_s, read_clock_s(read_resource(sampled, "cpu"))),
-            _add(before.mem_bytes, read_bytes(read_resource(sampled, "mem"))),
-            max(
-                (size for size in (before.max_rss_bytes, read_bytes(row.raw("MaxRSS"))) if size is not None),
-                default=None,
-            ),
-        )
-    return used
-
-
-def _add(first: N | None, second: N | None) -> N | None:
-    return second if first is None else first if second is None else first + second
+        if step != "extern":
+            cpu_s, mem_bytes = read_clock_s(read_resource(sampled, "cpu")), read_bytes(read_resource(sampled, "mem"))
+            rows.append((job_id, cpu_s, mem_bytes, read_bytes(row.raw("MaxRSS"))))
+    schema = {"job_id_raw": pl.String, "_cpu": pl.Float64, "_mem": pl.Int64, "_rss": pl.Int64}
+    steps = pl.DataFrame(rows, schema=schema, orient="row")
+    sums = (known_sum(pl.col(name)) for name in ("_cpu", "_mem"))  # of the tasks' peaks, all steps together
+    return steps.group_by("job_id_raw").agg(*sums, pl.col("_rss").max())
 
 
 def read_lasting_s(run_dir: Path) -> list[float] | None:
@@ -299,6 +271,11 @@ class JobUsage(NamedTuple):
         values = {name: row[name] for name in cls._fields if name != "needed_s"}
         return cls(**values, needed_s=needed_s)
 
+    @property
+    def is_typical(self) -> bool:
+        """Whether it completed, and took long enough."""
+        return self.state == "COMPLETED" and (self.needed_s or 0) >= _SHORTEST_S
+
 
 def advise(job: JobUsage) -> list[Advice]:
     """Advice for one job; empty if no change would help."""
@@ -315,7 +292,7 @@ def _memory(job: JobUsage) -> Advice | None:
         return Advice(
             "--mem", _memory_text(per_node * 2), f"ran out of {human_bytes(round(per_node))} of memory per node"
         )
-    if job.state != "COMPLETED" or not used or not _long_enough(job):
+    if not used or not job.is_typical:
         return None
     enough = max(used * _MEM_MARGIN, 256 << 20)
     if enough > per_node / 2:
@@ -339,7 +316,7 @@ def _time(job: JobUsage) -> Advice | None:
     if job.state == "TIMEOUT":
         return Advice("--time", slurm_time(limit * 2), f"was ended by its time limit of {slurm_time(limit)}")
     enough = max(300, math.ceil(took * _TIME_MARGIN / 300) * 300)
-    if job.state != "COMPLETED" or not _long_enough(job) or enough > limit / 2:
+    if not job.is_typical or enough > limit / 2:
         return None
     reason = f"requested {slurm_time(limit)}, took {slurm_time(round(took))}; a shorter limit lets it start earlier"
     return Advice("--time", slurm_time(enough), reason)
@@ -348,7 +325,7 @@ def _time(job: JobUsage) -> Advice | None:
 def _cpus(job: JobUsage) -> Advice | None:
     """Fewer CPUs per task, where several for each were idle most of the time."""
     share, cpus, tasks = job.cpu_efficiency, job.cpus, job.tasks
-    if share is None or not cpus or not tasks or job.state != "COMPLETED" or not _long_enough(job) or job.gpus:
+    if share is None or not cpus or not tasks or not job.is_typical or job.gpus:
         return None
     per_task, busy = cpus / tasks, cpus * share / tasks
     enough = max(1, math.ceil(busy * 1.2))
@@ -360,13 +337,9 @@ def _cpus(job: JobUsage) -> Advice | None:
 
 def _gpus(job: JobUsage) -> Advice | None:
     share, gpus, nodes = job.gpu_utilization, job.gpus, job.nodes or 1
-    if share is None or gpus < 2 or share * gpus > gpus / 2 or job.state != "COMPLETED" or not _long_enough(job):
+    if share is None or gpus < 2 or share * gpus > gpus / 2 or not job.is_typical:
         return None
     enough = max(1, math.ceil(share * gpus * 1.2 / nodes))
     if enough * nodes >= gpus:
         return None
     return Advice("--gpus-per-node", str(enough), f"{gpus} GPUs were busy {share:.0%} of the time on average")
-
-
-def _long_enough(job: JobUsage) -> bool:
-    return bool(job.needed_s and job.needed_s >= _SHORTEST_S)
