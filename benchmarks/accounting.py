@@ -206,12 +206,12 @@ def measure(rows: int, rounds: int, folder: Path, reportseff: str | None) -> boo
 def run_days(folder: str) -> int:
     """`hpcjobs report jobs --by user --since 30d`; sacct's rows lie in ``folder``, a file per hour of submission."""
     from hpcjobs.jobstats import totals
-    from hpcjobs.jobstats.columns import JobFilter, choose, order
+    from hpcjobs.jobstats.columns import JobFilter, choose
     from hpcjobs.jobstats.sources import AccountingQuery, Sacct
     from hpcjobs.processes.programs import Result
     from hpcjobs.site.models import Site
 
-    assert order(choose(" ".join(COLUMNS))) == COLUMNS
+    assert choose(" ".join(COLUMNS)) == COLUMNS
     sacct: list[Sacct] = []
 
     def known(argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:

@@ -172,7 +172,7 @@ def format_energy(joules: float | None, source: str | None) -> str:
 
 
 def choose(helpformat: str, more: Sequence[str] = ()) -> tuple[str, ...]:
-    """Choose the requested columns that this sacct has, from the output of ``sacct --helpformat``.
+    """Choose the requested columns that this sacct has, JobID first, from the output of ``sacct --helpformat``.
 
     Args:
         more: columns that are requested besides the usual ones.
@@ -183,12 +183,7 @@ def choose(helpformat: str, more: Sequence[str] = ()) -> tuple[str, ...]:
     has = set(helpformat.split())
     if missing := [name for name in NEEDED if name not in has]:
         raise SchedulerError(f"this sacct has no column {', '.join(missing)}", hint="Slurm 20.11 or later is needed")
-    return tuple(name for name in (*more, *OPTIONAL, *SACCT_COLUMNS) if name in has and name != "JobID")
-
-
-def order(names: Iterable[str]) -> tuple[str, ...]:
-    """JobID first, the rest as `choose` gave them."""
-    return ("JobID", *names)
+    return tuple(dict.fromkeys(name for name in ("JobID", *more, *OPTIONAL, *SACCT_COLUMNS) if name in has))
 
 
 _MOST_EXAMPLES = 20

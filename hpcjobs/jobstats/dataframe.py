@@ -16,17 +16,8 @@ if TYPE_CHECKING:
     from hpcjobs.site.models import Site
 
 _REPEATING = (
-    "user",
-    "account",
-    "partition",
-    "qos",
-    "state",
-    "gpu_source",
-    "energy_source",
-    "currency",
-    "goodput_source",
-    "source",
-    "site",
+    *("user", "account", "partition", "qos", "state", "gpu_source", "energy_source", "currency", "goodput_source"),
+    *("source", "site"),
 )
 
 

@@ -39,11 +39,11 @@ def derive(frame: pl.DataFrame, site: Site, *, source: str = "sacct") -> pl.Data
     """All columns of `COLUMNS`, one row per attempt; unknown values are null."""
     missing = {name: dtype for name, dtype in (SCHEMA | {MEASURED_J: pl.Int64()}).items() if name not in frame.columns}
     frame = frame.with_columns(pl.lit(None, dtype=dtype).alias(name) for name, dtype in missing.items())
-    elapsed, cpus, mem = pl.col("elapsed_s"), pl.col("cpus"), pl.col("mem_requested_bytes")
+    elapsed, cpus = pl.col("elapsed_s"), pl.col("cpus")
     return (
         frame.with_columns(
             cpu_efficiency=pl.when(cpus * elapsed > 0).then(pl.col("cpu_s") / (cpus * elapsed)),
-            mem_efficiency=pl.when(mem > 0).then(pl.col("mem_used_bytes") / mem),
+            mem_efficiency=_mem_efficiency(),
             cost=_cost(site),
             currency=pl.lit(site.prices.currency if _has_prices(site) else None, dtype=pl.String),
             attempts=pl.lit(1, dtype=pl.Int64),
@@ -132,12 +132,8 @@ def _join_resized(frame: pl.DataFrame, key: list[str]) -> pl.DataFrame:
             / spent.filter(pl.col("cpu_s").is_not_null() & (elapsed > 0)).sum(),
         )
     )
-    attempts = attempts.with_columns(lost_s=_lost_s()).with_columns(
-        goodput=_goodput(),
-        mem_efficiency=pl.when(pl.col("mem_requested_bytes") > 0).then(
-            pl.col("mem_used_bytes") / pl.col("mem_requested_bytes")
-        ),
-    )
+    attempts = attempts.with_columns(lost_s=_lost_s(), mem_efficiency=_mem_efficiency())
+    attempts = attempts.with_columns(goodput=_goodput())
     return pl.concat([numbered.filter(~is_part), attempts.select(numbered.columns)]).drop(_ATTEMPT).sort(
         "submitted", "started", nulls_last=True, maintain_order=True
     )  # fmt: skip
@@ -158,6 +154,11 @@ def joint_energy_source() -> pl.Expr:
 def _lost_s() -> pl.Expr:
     """Of one attempt: all of its time if Slurm may put its job back. What came before the last attempt is lost too."""
     return pl.when(pl.col("state").is_in(PUT_BACK)).then("elapsed_s").otherwise(0).cast(pl.Float64)
+
+
+def _mem_efficiency() -> pl.Expr:
+    requested = pl.col("mem_requested_bytes")
+    return pl.when(requested > 0).then(pl.col("mem_used_bytes") / requested)
 
 
 def _goodput() -> pl.Expr:

@@ -110,7 +110,6 @@ def _facts(
     table: AccountingTable, job_filter: JobFilter, site: Site, intervals: Intervals, begin: float, end: float
 ) -> dict[str, str | None]:
     names = sorted(set(table.jobs["partition"].drop_nulls()) & set(site.partitions))
-    sources = ", ".join(sorted(set(table.jobs["source"].drop_nulls())))
     return {
         "period": f"{_clock(begin)} to {_clock(end)} {time.strftime('%Z')}",
         "site": site.name,
@@ -121,7 +120,7 @@ def _facts(
             filter(None, (job_filter.account, job_filter.name, *(job_filter.states or ()), *(job_filter.job_ids or ())))
         ),
         "interval": f"{intervals.label}, local time",
-        "source": sources or None,
+        "source": ", ".join(sorted(set(table.jobs["source"].drop_nulls()))),
     }
 
 
@@ -149,14 +148,10 @@ def _sums(attempts: pl.DataFrame) -> PageTable | None:
     if attempts.is_empty():
         return None
     rows = totals([attempts], by="user").head(20).to_dicts()
-
-    def share(value: float | None) -> str:
-        return "-" if value is None else f"{value:.0%}"
-
     cells = [
         [str(row["user"]), str(row["jobs"]), str(row["failed"]),
          f"{row['cpu_h'] or 0:,.1f}", f"{row['gpu_h'] or 0:,.1f}",
-         share(row["cpu_efficiency"]), share(row["mem_efficiency"]),
+         *("-" if row[name] is None else f"{row[name]:.0%}" for name in ("cpu_efficiency", "mem_efficiency")),
          "-" if row["mean_wait_s"] is None else human_duration(row["mean_wait_s"]), f"{row['lost_h'] or 0:,.1f}",
          "-" if row["cost"] is None else f"{row['cost']:,.2f} {row['currency']}"]
         for row in rows

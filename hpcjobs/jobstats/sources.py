@@ -11,12 +11,12 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from fnmatch import fnmatchcase
 from pathlib import Path
 from subprocess import PIPE
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 import polars as pl
@@ -24,7 +24,7 @@ import polars as pl
 from hpcjobs.errors import RequestError, SchedulerError, nearest
 from hpcjobs.files import user_name
 from hpcjobs.jobstats.cache import AttemptStore, Store, Window, closed_until, days
-from hpcjobs.jobstats.columns import CLUSTER, Doubt, Doubts, JobFilter, choose, order
+from hpcjobs.jobstats.columns import CLUSTER, Doubt, Doubts, JobFilter, choose
 from hpcjobs.jobstats.derive import JOB_KEY, REQUEUE_S, SCHEMA, USE, derive, drop_revoked, merge_attempts, number_uses
 from hpcjobs.jobstats.fold import COUNTS, fold, unused_fields
 from hpcjobs.jobstats.usage import add_goodput, add_gpu_usage, add_running_usage
@@ -138,12 +138,6 @@ def _read_csv(
     return rows.select(name for name in table.columns if name not in without).collect()
 
 
-class Streamer(Protocol):
-    """Runs a program and gives its output in blocks. Tests put a recorded answer here."""
-
-    def __call__(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Iterator[bytes]: ...
-
-
 def stream(argv: Sequence[str], *, env: Mapping[str, str] | None = None, block_bytes: int = 5 << 20) -> Iterator[bytes]:
     """Standard output of ``argv`` in blocks as it comes: for answers too large to hold.
 
@@ -184,7 +178,7 @@ class Sacct:
         query: AccountingQuery,
         *,
         runner: Runner = run,
-        streamer: Streamer = stream,
+        streamer: Callable[..., Iterator[bytes]] = stream,  # tests put a recorded answer here
         with_cluster: bool = False,
     ) -> None:
         self._query, self._with_cluster = query, with_cluster
@@ -219,7 +213,8 @@ class Sacct:
             begin = closed_windows[-1].end if closed_windows else day.begin
             if begin == day.end:
                 continue
-            answer = self._ask(Window(begin, day.end), columns, doubts, only)
+            self.windows_queried += 1
+            answer = self._rows(columns, doubts, users=self._query.users, since=begin, until=day.end, only=only)
             closed = min(day.end, max(begin, closed_until(now)))
             if closed > begin:
                 yield store.keep(Window(begin, closed), answer.filter(pl.col("ended").is_between(begin, closed - 1)))
@@ -238,19 +233,13 @@ class Sacct:
         answer = self._runner(list_accounted_fields(), env=self._env)
         if answer.code != 0:
             raise SchedulerError(f"sacct refused (exit code {answer.code}): {(answer.err or answer.out).strip()}")
-        return order(choose(answer.out, (CLUSTER,) if self._with_cluster else ()))
+        return choose(answer.out, (CLUSTER,) if self._with_cluster else ())
 
     def identity(self) -> tuple[str, ...]:
         """Key of cached days: two clusters, or two sets of users, never share them."""
         query = self._query
         conf = query.slurm_conf or os.environ.get("SLURM_CONF", "")
         return query.site, conf, query.cluster or "", "*" if query.users is None else ",".join(query.users)
-
-    def _ask(
-        self, window: Window, columns: Sequence[str], doubts: Doubts, only: Collection[str] | None
-    ) -> pl.DataFrame:
-        self.windows_queried += 1
-        return self._rows(columns, doubts, users=self._query.users, since=window.begin, until=window.end, only=only)
 
     def _rows(
         self,
@@ -276,13 +265,10 @@ class Sacct:
         )
         rows = frames(self._stream(argv, env=self._env), table, doubts, without=unused_fields(only))
         attempts = list(fold(rows, doubts, only=only))
-        return pl.concat(attempts) if attempts else fold_nothing(columns, only)
-
-
-def fold_nothing(columns: Sequence[str], only: Collection[str] | None = None) -> pl.DataFrame:
-    """No rows, with the columns that rows would have."""
-    one = pl.DataFrame({name: ["0"] for name in columns}, schema=dict.fromkeys(columns, pl.String))
-    return next(fold([one], Doubts(), only=only)).clear()
+        if not attempts:  # no rows, with the columns that rows would have
+            one = pl.DataFrame({name: ["0"] for name in columns}, schema=dict.fromkeys(columns, pl.String))
+            return next(fold([one], Doubts(), only=only)).clear()
+        return pl.concat(attempts)
 
 
 class ResourceRequest(NamedTuple):
@@ -560,8 +546,10 @@ def filter_jobs(jobs: pl.DataFrame, job_filter: JobFilter) -> pl.DataFrame:
         if job_filter.until is not None:
             keep &= pl.col("submitted") < int(job_filter.until)
     else:
+        # The id itself is among them, or its job, or one of the pending tasks that it stands for.
         ids = set(job_filter.job_ids)
-        keep &= pl.col("job_id").is_in([job_id for job_id in jobs["job_id"] if _matches(job_id, ids)])
+        chosen = [one for one in jobs["job_id"] if not ids.isdisjoint({one, parent_id(one), *task_ids(one)})]
+        keep &= pl.col("job_id").is_in(chosen)
     if job_filter.users is not None:
         keep &= pl.col("user").is_in(job_filter.users)
     if job_filter.account is not None:
@@ -572,8 +560,3 @@ def filter_jobs(jobs: pl.DataFrame, job_filter: JobFilter) -> pl.DataFrame:
         names = jobs["name"].unique().drop_nulls().to_list()
         keep &= pl.col("name").is_in([name for name in names if fnmatchcase(name, job_filter.name)])
     return jobs.filter(keep)
-
-
-def _matches(job_id: str, ids: set[str]) -> bool:
-    """The id itself is among ``ids``, or its job, or one of the pending tasks that it stands for."""
-    return not ids.isdisjoint({job_id, parent_id(job_id), *task_ids(job_id)})

@@ -11,7 +11,7 @@ import pytest
 from sacct_versions import BEGUN, DATA, SEPARATOR, FakeSacct, printed, row, step
 
 from hpcjobs.errors import SchedulerError
-from hpcjobs.jobstats.columns import COLUMNS, SACCT_COLUMNS, Doubts, choose, order
+from hpcjobs.jobstats.columns import COLUMNS, SACCT_COLUMNS, Doubts, choose
 from hpcjobs.jobstats.dataframe import to_pandas
 from hpcjobs.jobstats.derive import derive, merge_attempts, number_uses
 from hpcjobs.jobstats.fold import fold
@@ -46,7 +46,7 @@ def one(*rows: dict[str, str], site: Site = SITE) -> dict[str, Any]:
 
 
 def recorded(version: str = "22.05.8") -> tuple[dict[str, dict[str, Any]], dict[str, int]]:
-    columns = order(choose((DATA / f"recorded-{version}.helpformat").read_text()))
+    columns = choose((DATA / f"recorded-{version}.helpformat").read_text())
     return jobs_of([(DATA / f"recorded-{version}.txt").read_bytes()], columns)
 
 
@@ -109,7 +109,7 @@ def test_other_versions_recorded_tell_the_same_kinds_of_jobs(version: str) -> No
 def test_blocks_may_end_anywhere() -> None:
     """A record, a name with a newline, a job and its steps: cut at every byte, the same table."""
     data = (DATA / "recorded-22.05.8.txt").read_bytes()
-    columns = order(choose((DATA / "recorded-22.05.8.helpformat").read_text()))
+    columns = choose((DATA / "recorded-22.05.8.helpformat").read_text())
     complete = jobs_of([data], columns)
     for size in (1, 7, 61, 997):
         assert jobs_of([data[at : at + size] for at in range(0, len(data), size)], columns) == complete
