@@ -15,7 +15,7 @@ from hpcjobs.errors import RequestError
 from hpcjobs.jobstats.derive import joint_energy_source
 from hpcjobs.scaling.fits import LAWS, Fit, Interval, RunGroups, choose, find_possible, fit
 from hpcjobs.scaling.runs import find_mixtures, rounding_variance
-from hpcjobs.scaling.size_choice import find_reached
+from hpcjobs.scaling.size_choice import count_of, find_reached
 from hpcjobs.units import format_number
 
 _FURTHEST = 2
@@ -144,7 +144,7 @@ def analyse(runs: pl.DataFrame, *, target: float = 0.8, allow_mixed: bool = Fals
         same = f"Sizes ({', '.join(shapes)}) have the same number of ranks on different nodes"
         reasons = [f"{same}: no law of ranks is fitted."]
     elif len(groups) < 3:
-        reasons = [f"{_count(len(groups), 'sizes')}: too few to tell a law; measure at least three."]
+        reasons = [f"{count_of(len(groups), 'sizes')}: too few to tell a law; measure at least three."]
     else:
         every = [fitted for law in LAWS if (fitted := fit(law, n, x, sound["_rounding"].to_list())) is not None]
         # A contention above 1 would mean that two are slower than one.
@@ -173,7 +173,7 @@ def analyse_series(runs: pl.DataFrame, *, target: float = 0.8, allow_mixed: bool
 
     Raises RequestError: as `analyse`.
     """
-    names = list(dict.fromkeys(runs["series"].to_list())) or [""]
+    names = runs["series"].unique(maintain_order=True).to_list() or [""]
     of_series = {name: runs if len(names) == 1 else runs.filter(pl.col("series") == name) for name in names}
     return {name: analyse(part, target=target, allow_mixed=allow_mixed) for name, part in of_series.items()}
 
@@ -184,20 +184,19 @@ def _describe_fall(groups: list[SizeResult], by_size: RunGroups, per: str, *, un
     if groups[last].n == groups[best].n:
         return None
     values = [
-        f"{format_number(groups[i].throughput.value)} {unit} with {_count(groups[i].n, per)}" for i in (best, last)
+        f"{format_number(groups[i].throughput.value)} {unit} with {count_of(groups[i].n, per)}" for i in (best, last)
     ]
     high = by_size.ratio(last, best).high
-    if high is None or high >= 1:
-        start = f"More {per} are not faster here"
-        known = "the difference is within the scatter of the runs"
-        doubt = "; the scatter of the runs is not known" if high is None else f"; {known}"
+    if high is None:
+        pace, doubt = "not faster", "; the scatter of the runs is not known"
+    elif high >= 1:
+        pace, doubt = "not faster", "; the difference is within the scatter of the runs"
     else:
-        start, doubt = f"More {per} are slower here", ""
-    return f"{start}: {values[0]}, {values[1]}{doubt}. Nothing is predicted for more."
+        pace, doubt = "slower", ""
+    return f"More {per} are {pace} here: {values[0]}, {values[1]}{doubt}. Nothing is predicted for more."
 
 
 def _group(part: pl.DataFrame, per: str, base: pl.DataFrame, throughput: Interval, speedup: Interval) -> SizeResult:
-    measured = [float(v) for v in part["throughput"]]
     first = part.to_dicts()[0]
     n, smallest = int(first[per]), int(base[per][0])
     step, comm, wait = (_median(part, name) for name in ("step_s", "communication_s", "data_wait_s"))
@@ -208,7 +207,7 @@ def _group(part: pl.DataFrame, per: str, base: pl.DataFrame, throughput: Interva
         nodes=int(first["nodes"]),
         ranks=int(first["ranks"]),
         runs=len(part),
-        measured=tuple(measured),
+        measured=tuple(map(float, part["throughput"])),
         throughput=throughput,
         speedup=speedup,
         efficiency=speedup.scale_by(smallest / n),
@@ -268,23 +267,16 @@ def _unite(intervals: list[Interval]) -> Interval:
     )
 
 
-def _count(n: int, per: str) -> str:
-    return f"{n} {per[:-1] if n == 1 else per}"
-
-
-def _describe_unbounded(groups: list[SizeResult]) -> str:
-    """Which efficiencies have no lower bound."""
-    single = any(group.efficiency.low is not None for group in groups[1:])
-    return (
-        "by the lower bounds, of single runs by the values" if single else "by their values: their scatter is not known"
-    )
-
-
 def _outlook(knee: Knee, doubling: Interval | None, groups: list[SizeResult], per: str, *, unit: str) -> list[str]:
     largest = groups[-1].n
-    bounded = all(group.efficiency.low is not None for group in groups[1:])
-    basis = "by the lower bounds of the 95 % intervals" if bounded else _describe_unbounded(groups)
-    up_to = _count(knee.measured or 0, per)
+    bounded = [group.efficiency.low is not None for group in groups[1:]]
+    if all(bounded):
+        basis = "by the lower bounds of the 95 % intervals"
+    elif any(bounded):
+        basis = "by the lower bounds, of single runs by the values"
+    else:
+        basis = "by their values: their scatter is not known"
+    up_to = count_of(knee.measured or 0, per)
     lines = [f"Efficiency of {knee.target:.0%} or more was measured up to {up_to} ({basis})."]
     if knee.fitted is not None:
         value, low, high = knee.fitted

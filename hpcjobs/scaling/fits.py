@@ -306,9 +306,7 @@ class Fit(NamedTuple):
 
         def distance(ratio: float) -> float:
             """How far the ratio is above the measured one, in half widths of the interval."""
-            weights = ratio * under - over
-            reach, difference = self._reach(weights), float(weights @ self.linear)
-            return difference / reach if reach else float(np.copysign(np.inf, difference))
+            return self._distance(ratio * under - over)
 
         most = max(1.0, 1e3 * value)
         low, high = 0.0, None
@@ -341,24 +339,24 @@ class Fit(NamedTuple):
     def knee(self, target: float, *, base: float, furthest: float) -> Interval:
         """The N at which the efficiency against ``base`` falls to ``target``, up to ``furthest``. ``high`` is None
         with a ``low`` if it is beyond."""
-        value = _crossing(lambda n: -float(self._weights_below(n, base, target) @ self.coefficients), base, furthest)
+
+        def below(n: float) -> Floats:
+            """Weights of the coefficients; the sum is above 0 if the efficiency at ``n`` is below ``target``."""
+            there, here = self.law.basis(np.array([float(n), float(base)]))
+            ideal = target * n / base
+            return np.asarray(ideal * there - here if self.law.inverse else ideal * here - there, np.float64)
+
+        value = _crossing(lambda n: -float(below(n) @ self.coefficients), base, furthest)
         if self.scatter is None:
             return Interval(value)
-        low = _crossing(lambda n: -self._distance(n, base, target) - 1, base, furthest)
-        high = _crossing(lambda n: 1 - self._distance(n, base, target), base, furthest)
+        low = _crossing(lambda n: -self._distance(below(n)) - 1, base, furthest)
+        high = _crossing(lambda n: 1 - self._distance(below(n)), base, furthest)
         return Interval(value, min(low, value), max(high, value) if high < furthest else None)
 
-    def _distance(self, n: float, base: float, target: float) -> float:
-        """How far the efficiency at ``n`` is below ``target``, in half widths of its interval."""
-        weights = self._weights_below(n, base, target)
+    def _distance(self, weights: Floats) -> float:
+        """How far a weighted sum of the coefficients is above 0, in half widths of its interval."""
         reach, distance = self._reach(weights), float(weights @ self.linear)
         return distance / reach if reach else float(np.copysign(np.inf, distance))
-
-    def _weights_below(self, n: float, base: float, target: float) -> Floats:
-        """Weights of the coefficients; the sum is above 0 if the efficiency at ``n`` is below ``target``."""
-        there, here = self.law.basis(np.array([float(n), float(base)]))
-        ideal = target * n / base
-        return np.asarray(ideal * there - here if self.law.inverse else ideal * here - there, np.float64)
 
     def _reach(self, weights: Floats) -> float | None:
         """Half the width of the interval of a weighted sum of the coefficients; None if it is unknown."""
@@ -471,10 +469,8 @@ def choose(possible: Sequence[Fit], fits: Sequence[Fit]) -> tuple[Fit | None, li
     if len(possible) > 1:
         return None, [f"{names} cannot be told apart: more sizes and repeats tell.", quality(first)]
     if first.law is LOGARITHMIC or first.means.shape[1] == len(first.coefficients):
-        return None, [
-            f"{names} is the only law that is not excluded: a further size shows whether it holds.",
-            quality(first),
-        ]
+        doubt = f"{names} is the only law that is not excluded: a further size shows whether it holds."
+        return None, [doubt, quality(first)]
     return first, [f"{names} is used: the runs exclude the other laws.", quality(first)]
 
 

@@ -67,9 +67,8 @@ def right_size(names: list[str], *, site: str | None = None) -> dict[str, RightS
         if os.path.isfile(study.path_of(name)):
             measured_study = study.read(study.path_of(name))
             analysis = analyse(read_runs(measured_study), allow_mixed=True)
-            results[measured_study.name] = RightSize(
-                advise_nodes(analysis), _estimate_study_starts(measured_study, analysis)
-            )
+            starts = _estimate_study_starts(measured_study, analysis)
+            results[measured_study.name] = RightSize(advise_nodes(analysis), starts)
             continue
         for entry in select([name], site=site):
             ids = (entry.job_id,) if entry.task is None else tuple(own_ids(entry))
@@ -149,14 +148,11 @@ def estimate_starts(run_dir: Path, options: Sequence[str], *, runner: Runner = r
     """
     if not options or not (run_dir / MANIFEST).exists():
         return None
-    moments = [_estimate_start(run_dir, more, runner) for more in ((), options)]
-    return None if moments[0] is None or moments[1] is None else StartEstimates(moments[0], moments[1])
-
-
-def _estimate_start(run_dir: Path, options: Sequence[str], runner: Runner) -> float | None:
     job = plan_in(run_dir).job
     if not job.kind.takes_sbatch_options or not is_known_configuration(job.slurm_conf):
         return None
-    cwd = job.chdir if Path(job.chdir).is_dir() else None
-    args = [*options, str(run_dir / "job.sh")]
-    return ask_sbatch(args, slurm_conf=job.slurm_conf, cwd=cwd, runner=runner).start
+    cwd, script = job.chdir if Path(job.chdir).is_dir() else None, str(run_dir / "job.sh")
+    before, after = (
+        ask_sbatch([*more, script], slurm_conf=job.slurm_conf, cwd=cwd, runner=runner).start for more in ((), options)
+    )
+    return None if before is None or after is None else StartEstimates(before, after)

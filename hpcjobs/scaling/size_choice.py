@@ -23,6 +23,7 @@ from hpcjobs.site.models import Frozen, Resources
 from hpcjobs.units import format_count, format_number, human_duration
 
 if TYPE_CHECKING:
+    from hpcjobs.scaling.earlier_runs import EarlierRun
     from hpcjobs.scaling.fits import Interval
 
 PER: Final = {"nodes": "nodes", "ntasks_per_node": "tasks per node", "cpus_per_task": "CPUs per task"}
@@ -118,20 +119,16 @@ def describe_answer(answer: SizeAnswer) -> list[str]:
     """The answer, its reasons and its cost, line by line."""
     lines = list(map(_describe_row, answer.sizes, itertools.repeat(answer.unit)))
     if answer.next_trial is not None:
-        return [
-            *lines,
-            *answer.reasons,
-            f"would try next: {answer.next_trial}; then what these show to be missing, within the budget",
-        ]
+        following = f"would try next: {answer.next_trial}; then what these show to be missing, within the budget"
+        return [*lines, *answer.reasons, following]
     lines.append(f"chosen: {describe(answer.values)}: {'; '.join(answer.reasons)}")
     if answer.trials:
         allowed = "" if answer.budget_node_s is None else f"; the budget was {human_duration(answer.budget_node_s)}"
         count = format_count(len(answer.trials), "trial")
         lines.append(f"cost in all: {count}, {human_duration(answer.cost_node_s)} of one node{allowed}")
     if answer.earlier_runs:
-        lines.append(
-            f"{format_count(len(answer.earlier_runs), 'earlier run')} counted: {', '.join(answer.earlier_runs)}"
-        )
+        count = format_count(len(answer.earlier_runs), "earlier run")
+        lines.append(f"{count} counted: {', '.join(answer.earlier_runs)}")
     if answer.resumes_from is not None:
         lines.append(f"continues from the checkpoints of {answer.resumes_from}")
     return lines
@@ -199,16 +196,7 @@ class SizeChoice(NamedTuple):
     reason: str
 
 
-class Measurement(Protocol):
-    """One measurement of a size."""
-
-    @property
-    def throughput(self) -> float | None: ...
-    @property
-    def duration_s(self) -> float | None: ...
-
-
-def measure_sizes(runs: Mapping[int, Sequence[Measurement]]) -> list[MeasuredSize]:
+def measure_sizes(runs: Mapping[int, Sequence[EarlierRun]]) -> list[MeasuredSize]:
     """Means and efficiencies with their 95 % intervals, smallest size first; every run has a throughput."""
     from hpcjobs.scaling.fits import RunGroups  # needs scipy, and other submissions have no size to choose
 
@@ -224,12 +212,9 @@ def measure_sizes(runs: Mapping[int, Sequence[Measurement]]) -> list[MeasuredSiz
 def find_reached(sizes: Iterable[S], target: float) -> S | None:
     """The largest size that, as every smaller N, has an efficiency of at least ``target`` by the lower bound of its
     interval (by its value where it has none)."""
-    by_n: dict[int, list[S]] = {}
-    for size in sizes:
-        by_n.setdefault(size.n, []).append(size)
     reached = None
-    for n in sorted(by_n):
-        here = [size for size in by_n[n] if _reaches(size.efficiency, target)]
+    for _, alike in itertools.groupby(sorted(sizes, key=lambda size: size.n), key=lambda size: size.n):
+        here = [size for size in alike if _reaches(size.efficiency, target)]
         if not here:
             break
         reached = max(here, key=lambda size: size.efficiency.value)
