@@ -233,8 +233,7 @@ def scaling(
     ]
     folder = output or page_folder(measured_study.name, "report")
     picture = comparison.draw(compared) if tables else None
-    matrix = comparison.make_matrix(list(series.items())) if not is_single else None
-    page.write(measured_study, series, runs, folder, comparisons=tables, picture=picture, matrix=matrix)
+    page.write(measured_study, series, runs, folder, comparisons=tables, picture=picture)
     record_output(folder)
     if as_json:
         of_series = [{"series": name, **_scaling_document(each)} for name, each in series.items() if not is_single]
@@ -243,7 +242,8 @@ def scaling(
     else:
         for line in dict.fromkeys(line for each in series.values() for line in page.warnings(each, runs)):
             note(line)
-        if matrix is not None:
+        if not is_single:
+            matrix = page.make_matrix(series)
             print_table([header.upper() for header in matrix[0]], matrix[1:])
         for name, each in series.items():
             if name:

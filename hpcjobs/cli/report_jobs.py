@@ -19,7 +19,7 @@ from hpcjobs.jobstats.derive import joint_energy_source, known_sum
 from hpcjobs.jobstats.sources import AccountingTable, gather
 from hpcjobs.jobstats.totals import sum_by_group, totals
 from hpcjobs.jobstats.usage import JobUsage, advise
-from hpcjobs.pages import save_csv, save_parquet
+from hpcjobs.pages import save_file, save_parquet
 from hpcjobs.remote.connection import record_output
 from hpcjobs.scheduler.base import State, choose_colour
 from hpcjobs.site.library import site_or_cluster
@@ -197,7 +197,7 @@ def write_table(frame: pl.DataFrame, *, csv: Path | None, parquet: Path | None) 
         if str(csv) == "-":
             write_document(frame.write_csv())
         else:
-            save_csv(csv, frame)
+            save_file(csv, frame.write_csv())
             record_output(csv)
     if parquet is not None:
         save_parquet(parquet, frame)

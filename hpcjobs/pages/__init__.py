@@ -40,11 +40,6 @@ def save_file(path: Path, content: bytes | str) -> None:
         write_beside(path, content, mode=None, durable=False)
 
 
-def save_csv(path: Path, frame: pl.DataFrame) -> None:
-    """Write a table as CSV."""
-    save_file(path, frame.write_csv())
-
-
 def save_parquet(path: Path, frame: pl.DataFrame) -> None:
     """Write a table as Parquet, through a buffer: errors of polars have neither an error number nor a file name."""
     buffer = io.BytesIO()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from xml.etree.ElementTree import Element, SubElement, tostring
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
@@ -17,7 +16,7 @@ from hpcjobs.files import write_beside
 from hpcjobs.pages.figures import COLOURS, GREY, add_legend, escape_math, new_figure, style_axes
 from hpcjobs.scaling.analysis import Analysis, SizeResult
 from hpcjobs.scaling.fits import Interval, Ratio, format_p_value, reaches
-from hpcjobs.scaling.page import NOT_MEASURED, error_lengths, interval
+from hpcjobs.scaling.page import draw_intervals, interval, name_size
 from hpcjobs.scaling.study import Study
 from hpcjobs.site.models import Frozen
 from hpcjobs.site.yaml_file import read_yaml
@@ -123,11 +122,6 @@ def match_sizes(analysis: Analysis, baseline: Analysis) -> list[tuple[SizeResult
     ]
 
 
-def name_size(group: SizeResult) -> str:
-    """``2x4``: nodes, and tasks on each."""
-    return f"{group.nodes}x{group.ranks // group.nodes}"
-
-
 def _row(
     group: SizeResult, old: SizeResult, compared: Ratio, base: tuple[SizeResult, SizeResult, Ratio] | None
 ) -> list[str]:
@@ -152,25 +146,12 @@ def _row(
 _CONDITION = re.compile(
     r"\s*(\w+)\s*(>=|<=)\s*((?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(%?)\s*(?:at\s+(\S+)\s*)?\Z", re.ASCII
 )
-_FIGURES: Final = (
-    *(
-        "throughput",
-        "efficiency",
-        "speedup",
-        "communication",
-        "data_wait",
-        "compute",
-        "checkpoint",
-        "step_s",
-        "epoch_s",
-    ),
-    *("cpu_efficiency", "gpu_utilization", "queue_wait_s", "energy_j"),
-)
-"""Figures of a size that a condition may name."""
 _SHARES: Final = (
     *("efficiency", "communication", "data_wait", "compute", "checkpoint", "cpu_efficiency", "gpu_utilization"),
 )
 """Figures from 0 to 1, which may be written in percent."""
+_FIGURES: Final = (*_SHARES, "throughput", "speedup", "step_s", "epoch_s", "queue_wait_s", "energy_j")
+"""Figures of a size that a condition may name."""
 
 
 def _above_one(what: str, value: float) -> str:
@@ -251,10 +232,11 @@ def draw(named: Sequence[tuple[str, Analysis]]) -> Figure:
     sizes = sorted({group.n for _, analysis in named for group in analysis.groups})
     for place, (name, analysis) in enumerate(named):
         colour = COLOURS[place % len(COLOURS)]
-        _error_bars(above, [(group.n, group.throughput) for group in analysis.groups], colour, escape_math(name))
+        points = [(group.n, group.throughput) for group in analysis.groups]
+        draw_intervals(above, points, fmt="o-", color=colour, label=escape_math(name))
         if place:
             ratios = [(group.n, compared.ratio) for group, _, compared in match_sizes(analysis, first)]
-            _error_bars(below, ratios, colour, None)
+            draw_intervals(below, ratios, fmt="o-", color=colour)
     above.set_xscale("log", base=2)
     above.set_yscale("log", base=2)
     low, high = above.get_ylim()
@@ -270,26 +252,3 @@ def draw(named: Sequence[tuple[str, Analysis]]) -> Figure:
     below.set_ylabel(f"ratio to {first_name if len(first_name) <= _LONGEST_NAME else 'the first'}")
     add_legend(figure)
     return figure
-
-
-def _error_bars(axes: Axes, points: Sequence[tuple[int, Interval]], colour: str, label: str | None) -> None:
-    values = [value for _, value in points]
-    lengths = error_lengths(values)
-    axes.errorbar([n for n, _ in points], [v.value for v in values], yerr=lengths, fmt="o-", capsize=3, color=colour,
-                  label=label)  # fmt: skip
-
-
-def make_matrix(named: Sequence[tuple[str, Analysis]]) -> list[list[str]]:
-    """Rows of text, headers first: a series in each row, a size in each column."""
-    sizes = {name_size(group): (group.ranks, group.nodes) for _, analysis in named for group in analysis.groups}
-    columns = sorted(sizes, key=lambda size: sizes[size])
-    rows = [["series", *columns, "unit", "law", f"efficient up to, {named[0][1].per}"]]
-    for name, analysis in named:
-        by_size = {name_size(group): group.throughput for group in analysis.groups}
-        cells = [
-            interval(value, number_style(value.value)) if (value := by_size.get(size)) is not None else NOT_MEASURED
-            for size in columns
-        ]
-        law = analysis.chosen.law.name if analysis.chosen is not None else "-"
-        rows.append([name, *cells, analysis.unit, law, str(analysis.knee.measured or "-")])
-    return rows

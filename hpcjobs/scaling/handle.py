@@ -181,7 +181,6 @@ class ScalingStudy:
             self._study, dict(series), read_runs(self._study), directory,
             comparisons=[(name, comparison.compare(other, series[0][1])) for name, other in series[1:]],
             picture=comparison.draw(series) if len(series) > 1 else None,
-            matrix=comparison.make_matrix(series) if len(series) > 1 else None,
         )  # fmt: skip
         return directory / "index.html"
 

@@ -8,7 +8,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -19,21 +19,12 @@ from msgspec.structs import replace
 
 from hpcjobs.files import file_name
 from hpcjobs.jobstats.columns import format_energy
-from hpcjobs.pages import (
-    PageTable,
-    Picture,
-    Section,
-    figures,
-    make_page_folder,
-    render,
-    save_csv,
-    save_file,
-    save_parquet,
-)
+from hpcjobs.pages import PageTable, Picture, Section, figures, make_page_folder, render, save_file, save_parquet
 from hpcjobs.pages.figures import COLOURS, GREY, INK, add_legend, choose_labels, escape_math, new_figure
 from hpcjobs.scaling.analysis import Analysis, SizeResult
 from hpcjobs.scaling.fits import Interval
 from hpcjobs.scaling.runs import WHOLE_JOBS, suggest_metric
+from hpcjobs.scaling.size_choice import count_of
 from hpcjobs.scaling.study import Study
 from hpcjobs.site.library import describe_partition
 from hpcjobs.slurm_commands import read_hosts
@@ -97,12 +88,7 @@ def draw_hosts(hosts: Sequence[HostRuns]) -> Figure:
 
 
 _COLOURS: Final = {"measured": COLOURS[0], "ideal": GREY, "fit": COLOURS[1:5]}
-_PARTS: Final = {
-    "compute": COLOURS[0],
-    "communication": COLOURS[1],
-    "data_wait": COLOURS[4],
-    "checkpoint": GREY,
-}
+_PARTS: Final = {"compute": COLOURS[0], "communication": COLOURS[1], "data_wait": COLOURS[4], "checkpoint": GREY}
 
 
 def draw_figures(analysis: Analysis, runs: pl.DataFrame) -> dict[str, Figure]:
@@ -131,12 +117,12 @@ def _size_axis(axes: Axes, analysis: Analysis) -> None:
     axes.set_xlabel(analysis.per)
 
 
-def error_lengths(values: Sequence[Interval]) -> list[list[float]]:
-    """Lengths below and above; 0 without an interval."""
-    return [
-        [0.0 if v.low is None else max(0.0, v.value - v.low) for v in values],
-        [0.0 if v.high is None else max(0.0, v.high - v.value) for v in values],
-    ]
+def draw_intervals(axes: Axes, points: Sequence[tuple[int, Interval]], **style: Any) -> None:
+    """A point for each value, with error bars where it has an interval."""
+    n, values = [n for n, _ in points], [value for _, value in points]
+    below = [0.0 if v.low is None else max(0.0, v.value - v.low) for v in values]
+    above = [0.0 if v.high is None else max(0.0, v.high - v.value) for v in values]
+    axes.errorbar(n, [v.value for v in values], yerr=[below, above], capsize=3, **style)
 
 
 def _curves(axes: Axes, analysis: Analysis, *, per_unit: bool) -> None:
@@ -149,18 +135,22 @@ def _curves(axes: Axes, analysis: Analysis, *, per_unit: bool) -> None:
         axes.plot(where, curve, "--" if is_excluded else "-", color=colour, label=label)
 
 
+def _draw_measured(axes: Axes, points: Sequence[tuple[int, Interval]]) -> None:
+    label = "measured, 95 % interval"
+    draw_intervals(axes, points, fmt="o", color=_COLOURS["measured"], label=label, zorder=3)
+
+
 def _speedup(axes: Axes, analysis: Analysis) -> None:
     n = [group.n for group in analysis.groups]
     values = [group.speedup for group in analysis.groups]
     axes.plot(n, [v / n[0] for v in n], ":", color=_COLOURS["ideal"], label="ideal")
     axes.set_yscale("log", base=2)
     _curves(axes, analysis, per_unit=False)
-    axes.errorbar(n, [v.value for v in values], yerr=error_lengths(values), fmt="o", capsize=3,
-                  color=_COLOURS["measured"], label="measured, 95 % interval", zorder=3)  # fmt: skip
+    _draw_measured(axes, list(zip(n, values, strict=True)))
     _size_axis(axes, analysis)
     axes.set_ylim(bottom=max(axes.get_ylim()[0], min(v.value for v in values) / 2))
     axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
-    axes.set_ylabel(f"speed-up relative to {n[0]} {analysis.per[:-1] if n[0] == 1 else analysis.per}")
+    axes.set_ylabel(f"speed-up relative to {count_of(n[0], analysis.per)}")
 
 
 def _efficiency(axes: Axes, analysis: Analysis) -> None:
@@ -170,8 +160,7 @@ def _efficiency(axes: Axes, analysis: Analysis) -> None:
     axes.axhline(analysis.knee.target, linestyle="-.", linewidth=1, color=_COLOURS["ideal"],
                  label=f"target {analysis.knee.target:.0%}")  # fmt: skip
     _curves(axes, analysis, per_unit=True)
-    axes.errorbar(n, [v.value for v in values], yerr=error_lengths(values), fmt="o", capsize=3,
-                  color=_COLOURS["measured"], label="measured, 95 % interval", zorder=3)  # fmt: skip
+    _draw_measured(axes, list(zip(n, values, strict=True)))
     _size_axis(axes, analysis)
     axes.set_ylim(0, max(1.1, *(v.value * 1.1 for v in values)))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -289,6 +278,27 @@ def interval(value: Interval, style: str) -> str:
     return f"{value.value:{style}} ({value.low:{style}} to {value.high:{style}})"
 
 
+def make_matrix(series: Mapping[str, Analysis]) -> list[list[str]]:
+    """Rows of text, headers first: a series in each row, a size in each column."""
+    sizes = {name_size(group): (group.ranks, group.nodes) for analysis in series.values() for group in analysis.groups}
+    columns = sorted(sizes, key=lambda size: sizes[size])
+    rows = [["series", *columns, "unit", "law", f"efficient up to, {next(iter(series.values())).per}"]]
+    for name, analysis in series.items():
+        by_size = {name_size(group): group.throughput for group in analysis.groups}
+        cells = [
+            interval(value, number_style(value.value)) if (value := by_size.get(size)) is not None else NOT_MEASURED
+            for size in columns
+        ]
+        law = analysis.chosen.law.name if analysis.chosen is not None else "-"
+        rows.append([name, *cells, analysis.unit, law, str(analysis.knee.measured or "-")])
+    return rows
+
+
+def name_size(group: SizeResult) -> str:
+    """``2x4``: nodes, and tasks on each."""
+    return f"{group.nodes}x{group.ranks // group.nodes}"
+
+
 def fit_rows(analysis: Analysis) -> list[list[str]]:
     """Law, whether the runs exclude it, parameter, value, root mean square of the residuals."""
     rows = []
@@ -340,14 +350,14 @@ def write(
     *,
     comparisons: Sequence[tuple[str, list[list[str]]]] = (),
     picture: Figure | None = None,
-    matrix: list[list[str]] | None = None,
 ) -> list[Path]:
     """index.html, report.md, runs.csv, runs.parquet and the pictures (PNG, SVG) in ``folder``.
 
-    ``comparisons``: with another study, or of a series with the first one; ``picture`` shows them. ``matrix``: the
-    table of a study with several series; each series then has a page in a subfolder.
+    ``comparisons``: with another study, or of a series with the first one; ``picture`` shows them. Of several series,
+    each has a page in a subfolder.
     """
     make_page_folder(folder)
+    matrix = make_matrix(series) if len(series) > 1 else None
     made = {} if picture is None else {"comparison": picture}
     if matrix is None:
         (analysis,) = series.values()
@@ -392,7 +402,7 @@ def write(
     )
     save_file(html, page)
     save_file(markdown, _markdown(title, _lead(study), lines, summary, list(made), tables))
-    save_csv(folder / "runs.csv", runs)
+    save_file(folder / "runs.csv", runs.write_csv())
     save_parquet(folder / "runs.parquet", runs)
     return [html, markdown, folder / "runs.csv", folder / "runs.parquet", *written]
 

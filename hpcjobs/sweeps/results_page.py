@@ -17,17 +17,7 @@ from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
 from msgspec import UNSET
 
-from hpcjobs.pages import (
-    PageTable,
-    Picture,
-    Section,
-    figures,
-    make_page_folder,
-    render,
-    save_csv,
-    save_file,
-    save_parquet,
-)
+from hpcjobs.pages import PageTable, Picture, Section, figures, make_page_folder, render, save_file, save_parquet
 from hpcjobs.pages.figures import BEHIND, COLOURS, GREY, INK, add_legend, choose_labels, escape_math, new_figure
 from hpcjobs.site.library import describe_partition
 from hpcjobs.sweeps.folder import Definition
@@ -228,7 +218,7 @@ def write(
     save_file(folder / "index.html", page)
     every = list(dict.fromkeys(key for row in rows for key in row))
     frame = pl.DataFrame({key: [_storable(row.get(key)) for row in rows] for key in every}, strict=False)
-    save_csv(folder / "results.csv", frame)
+    save_file(folder / "results.csv", frame.write_csv())
     save_parquet(folder / "results.parquet", frame)
     return [folder / "index.html", folder / "results.csv", folder / "results.parquet", *written]
 

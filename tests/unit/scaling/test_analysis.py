@@ -322,7 +322,7 @@ def test_several_studies_stand_in_one_picture_with_the_ratio_to_the_first(here: 
     drawn = [container.lines[0].get_xydata().tolist() for container in below.containers]
     assert drawn[0] == [[1, pytest.approx(1.2)], [2, pytest.approx(200 / 190)]]
     assert drawn[1] == [[2, pytest.approx(180 / 190)]]
-    headers, *rows = comparison.make_matrix(analysed)
+    headers, *rows = page.make_matrix(dict(analysed))
     assert headers[:4] == ["series", "1x2", "2x2", "4x2"]
     assert [row[0] for row in rows] == ["one", "two", "three"]
     assert (rows[0][3], rows[2][1]) == ("not measured", "not measured")
