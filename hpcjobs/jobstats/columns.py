@@ -177,8 +177,7 @@ def choose(helpformat: str, more: Sequence[str] = ()) -> tuple[str, ...]:
     Args:
         more: columns that are requested besides the usual ones.
 
-    Raises:
-        SchedulerError: it lacks one that no report can do without.
+    Raises SchedulerError: it lacks one that no report can do without.
     """
     has = set(helpformat.split())
     if missing := [name for name in NEEDED if name not in has]:

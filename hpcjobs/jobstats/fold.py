@@ -113,7 +113,8 @@ _TEXT_FIELDS = (
     *("ReqTRES", "AllocTRES", "NodeList", "TotalCPU", "Cluster"),
 )
 _USAGE = ("TRESUsageInTot", "TRESUsageInAve")
-_BESIDE = ("batch", "extern", "interactive")
+_EXTERN: Final = pl.col("JobID").str.ends_with(".extern")
+_BESIDE: Final = _EXTERN | pl.col("JobID").str.ends_with(".batch") | pl.col("JobID").str.ends_with(".interactive")
 _OF_ALL = ("job_id", "state", "_word", "submitted", "eligible", "started", "ended", "elapsed_s")
 _PEAKS = ("tasks", "mem_used_bytes", "mem_per_node_bytes")
 _LARGEST_J = 10**13
@@ -222,12 +223,9 @@ def _parse_counts(frame: pl.DataFrame, columns: Sequence[str], doubts: Doubts) -
 
 def _steps(steps: pl.DataFrame, jobs: pl.DataFrame, only: Collection[str] | None, *, cpu_missing: bool) -> pl.DataFrame:
     """Sum the steps of each job; their CPU time only if the job's own CPU time is missing."""
-    step = pl.col("JobID").str
-    beside = pl.any_horizontal(step.ends_with(f".{name}") for name in _BESIDE)
-    extern = step.ends_with(".extern")
     tasks = pl.col("NTasks").fill_null(1).clip(1)
     per_node = ((tasks - 1) // pl.col("NNodes").fill_null(1).clip(1)) + 1
-    largest = pl.when(~extern).then(pl.col("MaxRSS"))
+    largest = pl.when(~_EXTERN).then(pl.col("MaxRSS"))
     used = read_usage(steps["TRESUsageInTot"], "mem").alias("_used")
     summed = steps.select(
         "_group",
@@ -235,14 +233,14 @@ def _steps(steps: pl.DataFrame, jobs: pl.DataFrame, only: Collection[str] | None
         "End",
         "NodeList",
         "NNodes",
-        _beside=beside,
+        _beside=_BESIDE,
         _rss=largest,
         _cpu=clock_s("TotalCPU") if cpu_missing else pl.lit(None, dtype=pl.Float64),
-        tasks=pl.when(~beside).then("NTasks"),
-        mem_used_bytes=pl.when(~extern).then(pl.coalesce(used, pl.col("AveRSS") * tasks, largest * tasks)),
+        tasks=pl.when(~_BESIDE).then("NTasks"),
+        mem_used_bytes=pl.when(~_EXTERN).then(pl.coalesce(used, pl.col("AveRSS") * tasks, largest * tasks)),
         # No node held more than all tasks together.
         mem_per_node_bytes=pl.min_horizontal(
-            largest * per_node, pl.when(~extern & (used > 0)).then(pl.max_horizontal(used, "MaxRSS"))
+            largest * per_node, pl.when(~_EXTERN & (used > 0)).then(pl.max_horizontal(used, "MaxRSS"))
         ),
     )
     result = summed.group_by("_group").agg(
@@ -337,15 +335,14 @@ def _gpu_use(steps: pl.DataFrame, jobs: pl.DataFrame) -> pl.DataFrame:
     allocated = gpus.is_not_null().alias("_allocated")
     of_job = map_distinct(gathered["_job_tres"], count_gpus, pl.Float64)
     gpus = gpus.zip_with(gpus.is_not_null(), of_job)
-    beside = pl.any_horizontal(pl.col("JobID").str.ends_with(f".{name}") for name in _BESIDE)
     memory = steps.select(
         "_group", "JobID", "Start", "End", gpu_mem_bytes=read_usage(steps["TRESUsageInTot"], "gres/gpumem")
     )
-    used = _most_at_once(memory.filter(~pl.col("JobID").str.ends_with(".extern")), ["gpu_mem_bytes"])
+    used = _most_at_once(memory.filter(~_EXTERN), ["gpu_mem_bytes"])
     gathered = gathered.with_columns(
-        _percent=percent, _gpus=gpus.fill_null(1).clip(1), _of_job=of_job, _beside=beside, _allocated=allocated
+        _percent=percent, _gpus=gpus.fill_null(1).clip(1), _of_job=of_job, _beside=_BESIDE, _allocated=allocated
     )
-    gathered = gathered.filter(pl.col("_percent").is_not_null() & ~pl.col("JobID").str.ends_with(".extern"))
+    gathered = gathered.filter(pl.col("_percent").is_not_null() & ~_EXTERN)
     gathered = gathered.with_columns(_worked=pl.col("_percent") > 0)
     # A step without GPUs could use none if other steps have GPUs.
     others_have = (pl.col("_allocated") & ~pl.col("_beside")).any().over("_group")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import re
 import textwrap
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import matplotlib as mpl
+import numpy as np
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -85,9 +85,7 @@ def add_legend(figure: Figure) -> None:
 
 def _split_columns(labels: Sequence[str], count: int) -> list[list[str]]:
     """Split labels as matplotlib does: the first columns are longer by one."""
-    short, more = divmod(len(labels), count)
-    ends = [short * number + min(number, more) for number in range(count + 1)]
-    return [list(labels[begin:end]) for begin, end in itertools.pairwise(ends)]
+    return [part.tolist() for part in np.array_split(np.array(labels, object), count)]
 
 
 def _legend_width(labels: Sequence[str], columns: int) -> float:

@@ -195,9 +195,8 @@ class RunGroups:
         if not both.is_known_of(weights):
             return Ratio(Interval(ratio), None)
         error, freedom = both.spread(weights)
-        reach = error * float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2))
         p_value = 2 * float(special.stdtr(freedom, -abs(difference) / error))
-        return Ratio(_interval(ratio, reach), p_value)
+        return Ratio(_interval(ratio, both.reach(weights)), p_value)
 
 
 def _interval(value: float, reach: float) -> Interval:
@@ -371,8 +370,7 @@ def fit(law: Law, n: Sequence[float], x: Sequence[float], rounding: Sequence[flo
     Args:
         rounding: of each point the variance of log ``x`` that rounded times make; default none.
 
-    Raises:
-        ValueError: a throughput that is not positive.
+    Raises ValueError: a throughput that is not positive.
     """
     where, measured = np.asarray(n, float), np.asarray(x, float)
     if np.any(measured <= 0) or np.any(where <= 0):

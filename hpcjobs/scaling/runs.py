@@ -91,8 +91,7 @@ def tabulate(runs: Iterable[StudyRun], *, site: str, mode: Mode, figure: str | N
     Args:
         figure: the only figure that counts; None: the first one that was read, or the program's own throughput.
 
-    Raises:
-        SchedulerError: neither the accounting nor the queue answers.
+    Raises SchedulerError: neither the accounting nor the queue answers.
     """
     known = [(run, run.job_id) for run in runs if run.job_id is not None]
     if not known:
@@ -116,11 +115,12 @@ def _row(run: StudyRun, job: dict[str, Any], *, mode: Mode, figure: str | None) 
         job_id=run.job_id,
         run_dir=run.run_dir,
         series=run.series,
-        log=_find_log(run),
         elapsed_s=None if job.get("elapsed_s") is None else float(job["elapsed_s"]),
     )
     if run.job_dir is not None:
-        row.update(code=read_code(Path(run.job_dir)), image=read_image(Path(run.job_dir)))
+        job_dir = Path(run.job_dir)
+        log = next(map(str, job_dir.glob(f"logs/*_{run.job_id}.out")), None)
+        row.update(code=read_code(job_dir), image=read_image(job_dir), log=log)
     if has_summary := (folder / SUMMARY).exists():
         summary = read_json(folder / SUMMARY, Measurements)
         row.update({} if summary is None else _take_measurements(summary))
@@ -151,12 +151,6 @@ def rounding_variance(run: Mapping[str, Any]) -> float:
     if run["unit"] not in WHOLE_JOBS or not run["elapsed_s"]:
         return 0.0
     return 1 / ((12 if run["source"] == "local" else 6) * float(run["elapsed_s"]) ** 2)
-
-
-def _find_log(run: StudyRun) -> str | None:
-    if run.job_dir is None or run.job_id is None:
-        return None
-    return next((str(path) for path in Path(run.job_dir).glob(f"logs/*_{run.job_id}.out")), None)
 
 
 def suggest_metric(runs: pl.DataFrame) -> str | None:
