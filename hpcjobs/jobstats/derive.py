@@ -42,8 +42,8 @@ def derive(frame: pl.DataFrame, site: Site, *, source: str = "sacct") -> pl.Data
     elapsed, cpus = pl.col("elapsed_s"), pl.col("cpus")
     return (
         frame.with_columns(
-            cpu_efficiency=pl.when(cpus * elapsed > 0).then(pl.col("cpu_s") / (cpus * elapsed)),
-            mem_efficiency=_mem_efficiency(),
+            cpu_efficiency=divide(pl.col("cpu_s"), cpus * elapsed),
+            mem_efficiency=divide(pl.col("mem_used_bytes"), pl.col("mem_requested_bytes")),
             cost=_cost(site),
             currency=pl.lit(site.prices.currency if _has_prices(site) else None, dtype=pl.String),
             attempts=pl.lit(1, dtype=pl.Int64),
@@ -132,11 +132,16 @@ def _join_resized(frame: pl.DataFrame, key: list[str]) -> pl.DataFrame:
             / spent.filter(pl.col("cpu_s").is_not_null() & (elapsed > 0)).sum(),
         )
     )
-    attempts = attempts.with_columns(lost_s=_lost_s(), mem_efficiency=_mem_efficiency())
-    attempts = attempts.with_columns(goodput=_goodput())
+    mem_efficiency = divide(pl.col("mem_used_bytes"), pl.col("mem_requested_bytes"))
+    attempts = attempts.with_columns(lost_s=_lost_s(), mem_efficiency=mem_efficiency).with_columns(goodput=_goodput())
     return pl.concat([numbered.filter(~is_part), attempts.select(numbered.columns)]).drop(_ATTEMPT).sort(
         "submitted", "started", nulls_last=True, maintain_order=True
     )  # fmt: skip
+
+
+def divide(part: pl.Expr, total: pl.Expr) -> pl.Expr:
+    """``part / total``; null where ``total`` is not above 0."""
+    return pl.when(total > 0).then(part / total)
 
 
 def known_sum(column: pl.Expr) -> pl.Expr:
@@ -156,14 +161,8 @@ def _lost_s() -> pl.Expr:
     return pl.when(pl.col("state").is_in(PUT_BACK)).then("elapsed_s").otherwise(0).cast(pl.Float64)
 
 
-def _mem_efficiency() -> pl.Expr:
-    requested = pl.col("mem_requested_bytes")
-    return pl.when(requested > 0).then(pl.col("mem_used_bytes") / requested)
-
-
 def _goodput() -> pl.Expr:
-    spent = pl.col("elapsed_all_s")
-    return pl.when(spent > 0).then(1 - pl.col("lost_s") / spent)
+    return 1 - divide(pl.col("lost_s"), pl.col("elapsed_all_s"))
 
 
 def _has_prices(site: Site) -> bool:

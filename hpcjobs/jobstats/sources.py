@@ -399,7 +399,10 @@ def gather(job_filter: JobFilter, *, site: str | Site | None = None) -> Accounti
     jobs_site = site if isinstance(site, Site) else site_or_cluster(site)
     doubts, notes = Doubts(), list[str]()
     if not jobs_site.kind.has_accounting:
-        jobs = derive(_query_local(job_filter, jobs_site), jobs_site, source=jobs_site.scheduler)
+        entries = [entry for entry in index.entries() if not entry.kind.has_accounting]
+        known = statuses(_select_entries(entries, job_filter))
+        frame = to_frame(((record, one.entry) for one in known for record in one.records), jobs_site)
+        jobs = derive(frame, jobs_site, source=jobs_site.scheduler)
     else:
         try:
             jobs = _query_whole_jobs(job_filter, jobs_site, doubts)
@@ -489,12 +492,6 @@ def _check_clusters(names: str, site: Site) -> None:
     for name in names.split(","):
         if known and name not in known:
             raise RequestError(f"--cluster {name}: slurmdbd has no such cluster", hint=nearest(name, known))
-
-
-def _query_local(job_filter: JobFilter, site: Site) -> pl.DataFrame:
-    entries = [entry for entry in index.entries() if not entry.kind.has_accounting]
-    known = statuses(_select_entries(entries, job_filter))
-    return to_frame(((record, one.entry) for one in known for record in one.records), site)
 
 
 def _select_entries(entries: list[Entry], job_filter: JobFilter) -> list[Entry]:

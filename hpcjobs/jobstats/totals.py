@@ -13,7 +13,7 @@ import polars as pl
 from hpcjobs.errors import RequestError, SchedulerError, nearest
 from hpcjobs.jobstats.cache import Window, days, following, query_folder, read_parquet, write_parquet
 from hpcjobs.jobstats.columns import Doubts, JobFilter
-from hpcjobs.jobstats.derive import JOB_KEY, MEASURED_J, NO_JOB, PUT_BACK, REQUEUE_S, derive, known_sum
+from hpcjobs.jobstats.derive import JOB_KEY, MEASURED_J, NO_JOB, PUT_BACK, REQUEUE_S, derive, divide, known_sum
 from hpcjobs.jobstats.sources import AccountingTable, filter_jobs, gather, open_sacct
 from hpcjobs.jobstats.usage import add_running_usage
 from hpcjobs.site.library import site_or_cluster
@@ -108,10 +108,9 @@ class Summing:
         every = list(parts)
         if not every:
             return pl.DataFrame()
-        first, by_day = every[0].groups, [name for name in self.by if name == "day"]
-        taken_off = _taken_off(_attempts_before_another(every, self.columns), first.schema, self.columns)
+        by_day = [name for name in self.by if name == "day"]
         added = {name: known_sum(pl.col(name)) for name in (*_COUNTS, *_SUMS)}
-        rows = pl.concat([*(part.groups for part in every), taken_off], how="vertical")
+        rows = pl.concat([*(part.groups for part in every), _taken_off(every, self.columns)], how="vertical")
         return (
             rows.group_by(self.columns)
             .agg(**added, currency=_CURRENCY)
@@ -121,11 +120,9 @@ class Summing:
                 "failed",
                 cpu_h=pl.col("cpu_alloc_s") / 3600,
                 gpu_h=pl.col("gpu_alloc_s") / 3600,
-                cpu_efficiency=pl.when(pl.col("cpu_asked_s") > 0).then(pl.col("cpu_s") / pl.col("cpu_asked_s")),
-                mem_efficiency=pl.when(pl.col("mem_asked_byte_s") > 0).then(
-                    pl.col("mem_used_byte_s") / pl.col("mem_asked_byte_s")
-                ),
-                mean_wait_s=pl.when(pl.col("waited") > 0).then(pl.col("wait_s") / pl.col("waited")),
+                cpu_efficiency=divide(pl.col("cpu_s"), pl.col("cpu_asked_s")),
+                mem_efficiency=divide(pl.col("mem_used_byte_s"), pl.col("mem_asked_byte_s")),
+                mean_wait_s=divide(pl.col("wait_s"), pl.col("waited")),
                 lost_h=pl.col("lost_s") / 3600,
                 energy_kwh=pl.col("energy_j") / 3.6e6,
                 energy_source=pl.when(pl.col("not_measured_j").is_not_null())
@@ -152,8 +149,8 @@ def totals(frames: Iterable[pl.DataFrame], *, by: str | Sequence[str] = "all") -
     return summing.total([summing.sums(frame) for frame in frames if len(frame)])
 
 
-def _attempts_before_another(parts: Sequence[Sums], columns: Sequence[str]) -> pl.DataFrame:
-    """The attempts that another one of the same job followed: group and state."""
+def _taken_off(parts: Sequence[Sums], columns: Sequence[str]) -> pl.DataFrame:
+    """Counts to subtract: an attempt that another one of the same job followed is neither a job nor a failure."""
     first = pl.concat([part.put_back for part in parts]).with_row_index("_row")
     next_ones = pl.concat([part.later for part in parts]).select(*JOB_KEY, next_submitted="submitted")
     pairs = first.join(next_ones, on=JOB_KEY, how="left", nulls_equal=True)
@@ -161,19 +158,13 @@ def _attempts_before_another(parts: Sequence[Sums], columns: Sequence[str]) -> p
     soon = pl.col("next_submitted") <= pl.col("ended") + REQUEUE_S
     followed = pairs.filter((after > 0) & soon)["_row"].unique()
     # A row of NO_JOB is no job of its own, whether or not another one is among the rows.
-    return first.filter(pl.col("_row").is_in(followed.implode()) | pl.col("state").is_in(NO_JOB)).select(
-        *columns, "state"
-    )
-
-
-def _taken_off(put_back: pl.DataFrame, schema: pl.Schema, columns: Sequence[str]) -> pl.DataFrame:
-    """Counts to subtract: a requeued attempt is neither a job nor a failure."""
+    put_back = first.filter(pl.col("_row").is_in(followed.implode()) | pl.col("state").is_in(NO_JOB))
     minus = put_back.group_by(columns).agg(
         jobs=-pl.len().cast(pl.Int64), failed=-pl.col("state").is_in(_FAILED).sum().cast(pl.Int64)
     )
     return minus.select(
         pl.col(name).cast(kind) if name in minus.columns else pl.lit(None, dtype=kind).alias(name)
-        for name, kind in schema.items()
+        for name, kind in parts[0].groups.schema.items()
     )
 
 

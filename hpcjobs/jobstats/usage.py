@@ -150,12 +150,13 @@ def read_gpu_usage(folder: Path) -> GpuUsage | None:
         return None
     busy = pl.concat([samples["gpu_percent"] for samples in nodes]).mean()
     memory = _sum_all(samples["gpu_memory_bytes"].max() for samples in nodes)
+    metered_s = _PASSED_S.filter(pl.col("gpu_power_w").is_not_null()).sum()
     return GpuUsage(
         utilization=busy / 100 if isinstance(busy, float) else None,
         mem_bytes=None if memory is None else round(memory),
         energy_j=_sum_all(map(_joules, nodes)),
         nodes=len(nodes),
-        metered_s=min(map(_metered_s, nodes)),
+        metered_s=min(float(samples.select(metered_s).item()) for samples in nodes),
     )
 
 
@@ -225,10 +226,6 @@ _PASSED_S: Final = pl.col("time_s").diff().fill_null(pl.col("time_s"))
 def _joules(samples: pl.DataFrame) -> float | None:
     spent = samples.select((pl.col("gpu_power_w") * _PASSED_S).sum()).item()
     return float(spent) if samples["gpu_power_w"].null_count() < len(samples) else None
-
-
-def _metered_s(samples: pl.DataFrame) -> float:
-    return float(samples.select(_PASSED_S.filter(pl.col("gpu_power_w").is_not_null()).sum()).item())
 
 
 _MEM_MARGIN, _TIME_MARGIN = 4 / 3, 1.5

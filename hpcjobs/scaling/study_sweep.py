@@ -201,13 +201,10 @@ def _program(study: Study) -> list[str]:
     return arguments
 
 
-def _job(study: Study, size: Size) -> Job:
-    return _resolve(study, size, _gpus(study, size))
-
-
-def _resolve(study: Study, size: Size, gpus: dict[str, int]) -> Job:
-    sizes = {"nodes": size.nodes, "ntasks_per_node": size.ntasks_per_node, **gpus}
-    options: dict[str, Any] = {**study.options, **sizes}
+def _job(study: Study, size: Size, gpus: dict[str, int] | None = None) -> Job:
+    """The job of a size; ``gpus``: its option for them, by default `_gpus`."""
+    sizes = {"nodes": size.nodes, "ntasks_per_node": size.ntasks_per_node}
+    options: dict[str, Any] = {**study.options, **sizes, **(_gpus(study, size) if gpus is None else gpus)}
     return resolve_request(
         _program(study),
         site=study.site,
@@ -235,7 +232,7 @@ def _gpus(study: Study, size: Size) -> dict[str, int]:
         )
     if not _GPU_OPTIONS.isdisjoint(study.options):
         return {}
-    usual = _resolve(study, Size(nodes=size.nodes, ntasks_per_node=1), {}).resources.gpus_per_node
+    usual = _job(study, Size(nodes=size.nodes, ntasks_per_node=1), {}).resources.gpus_per_node
     return {"gpus_per_node": ranks} if usual else {}
 
 
