@@ -25,7 +25,7 @@ from hpcjobs.site.machine import current_sandbox
 from hpcjobs.site.models import OF_THE_LOADER, Site
 from hpcjobs.site.schema import schema_text
 from hpcjobs.site.search import FOLDER, SHIPPED, find_file, list_sites
-from hpcjobs.site.yaml_file import Steps, list_origins, read_chain
+from hpcjobs.site.yaml_file import Steps, list_origins, read_chain, write_flow
 from hpcjobs.slurm_commands import cluster_env
 from hpcjobs.units import format_count, walltime_s
 
@@ -55,19 +55,13 @@ def write_site(site: Site) -> Iterator[str]:
 def _lines(tree: Mapping[str, Any], origins: Mapping[Steps, str], steps: Steps) -> Iterator[str]:
     for key, value in tree.items():
         path = (*steps, key)
-        start = "  " * len(steps) + f"{_flow(key)}:"
+        start = "  " * len(steps) + f"{write_flow(key)}:"
         origin = f"  # {origins[path]}" if path in origins else ""
         if isinstance(value, dict) and value:
             yield start + origin
             yield from _lines(value, origins, path)
         else:
-            yield f"{start} {_flow(value)}{origin}"
-
-
-def _flow(value: object) -> str:
-    """``value`` in one line."""
-    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**9)
-    return text.removesuffix("...\n").strip()
+            yield f"{start} {write_flow(value)}{origin}"
 
 
 def check(

@@ -42,7 +42,8 @@ def compare(site: Site, cluster: ClusterFacts, *, exists: Callable[[str], bool] 
     findings = [*_cluster(site, cluster)]
     for name, partition in site.partitions.items():
         problems = list(_partition(f"partitions.{name}", name, partition, cluster))
-        findings += problems or [SiteFinding(f"partitions.{name}", "ok", _describe(partition))]
+        described = f"{format_count(partition.node_count, 'node')}, limits as in the file"
+        findings += problems or [SiteFinding(f"partitions.{name}", "ok", described)]
     findings += [*_missing_partitions(site, cluster), *_accounting(site, cluster)]
     findings += [*_mpi(site, cluster), *_gpu_request(site, cluster), *_licenses(site, cluster)]
     findings += _software(site, cluster, exists)
@@ -53,10 +54,6 @@ def unusable_partitions(findings: Sequence[SiteFinding]) -> frozenset[str]:
     """The partitions of the site file that start no job now."""
     wrong = (finding.subject for finding in findings if finding.verdict == "wrong")
     return frozenset(subject.partition(".")[2] for subject in wrong if subject.startswith("partitions."))
-
-
-def _describe(partition: Partition) -> str:
-    return f"{format_count(partition.node_count, 'node')}, limits as in the file"
 
 
 def _cluster(site: Site, cluster: ClusterFacts) -> Iterator[SiteFinding]:
@@ -84,9 +81,8 @@ def _partition(subject: str, name: str, partition: Partition, cluster: ClusterFa
     yield from _availability(subject, nodes)
     yield from _limits(subject, partition, live)
     if cluster.nodes_are_hidden:
-        yield SiteFinding(
-            f"{subject}.nodes", "note", "Slurm hides nodes from you (PrivateData): shapes were not compared"
-        )
+        text = "Slurm hides nodes from you (PrivateData): shapes were not compared"
+        yield SiteFinding(f"{subject}.nodes", "note", text)
     else:
         yield from _shapes(subject, partition, nodes)
     names = (("qos", partition.qos, live.allow_qos), ("accounts", partition.accounts, live.allow_accounts))
@@ -131,10 +127,7 @@ def _limits(subject: str, partition: Partition, live: PartitionInfo) -> Iterator
         ("max_mem_per_node", stated_mem, live.max_mem_per_node_mb, "MaxMemPerNode"),
     )
     for key, stated, allowed, setting in counts:
-        if key == "max_nodes" and stated is None:
-            stated_or_all: int | None = partition.node_count
-        else:
-            stated_or_all = stated
+        stated_or_all = partition.node_count if key == "max_nodes" and stated is None else stated
         if allowed and (stated_or_all is None or stated_or_all > allowed):
             text = f"is {stated if stated is not None else 'missing'}; {setting} is {allowed}"
             yield SiteFinding(f"{subject}.{key}", "wrong", text, f"{key}: {allowed}")
@@ -257,9 +250,8 @@ def _licenses(site: Site, cluster: ClusterFacts) -> Iterator[SiteFinding]:
             yield SiteFinding(f"licenses.{name}", "wrong", text, f"remove {name}")
         elif count != live[name]:
             verdict: Verdict = "wrong" if count > live[name] else "note"
-            yield SiteFinding(
-                f"licenses.{name}", verdict, f"is {count}; Slurm has {live[name]}", f"{name}: {live[name]}"
-            )
+            text = f"is {count}; Slurm has {live[name]}"
+            yield SiteFinding(f"licenses.{name}", verdict, text, f"{name}: {live[name]}")
 
 
 def list_untried(site: Site) -> Iterator[SiteFinding]:
@@ -289,9 +281,8 @@ def _software(site: Site, cluster: ClusterFacts, exists: Callable[[str], bool]) 
     stated = site.containers.runtime
     if stated not in ("none", *runtimes):
         shown = ", ".join(runtimes) or "none"
-        yield SiteFinding(
-            "containers.runtime", "note", f"{stated} is not on this host (here: {shown}); the nodes may have it"
-        )
+        text = f"{stated} is not on this host (here: {shown}); the nodes may have it"
+        yield SiteFinding("containers.runtime", "note", text)
 
 
 _MARK = "hpcjobs-check-interfaces"
@@ -362,14 +353,10 @@ class _Request(NamedTuple):
 
 
 def _list_requests(site: Site, usable: Mapping[str, Partition]) -> list[_Request]:
-    requests = [
-        _Request(
-            name,
-            partition.min_nodes or 1,
-            int(site.gpu_request != "none" and all(group.gpus for group in partition.groups)),
-        )
-        for name, partition in usable.items()
-    ]
+    requests = []
+    for name, partition in usable.items():
+        gpus = int(site.gpu_request != "none" and all(group.gpus for group in partition.groups))
+        requests.append(_Request(name, partition.min_nodes or 1, gpus))
     if not site.chooses_partition:
         return requests
     least: dict[int, int] = {}
@@ -415,9 +402,8 @@ def _judge(trial: Trial, handle: JobHandle, site: Site) -> Iterator[SiteFinding]
     log = handle.logs()
     if (state := handle.state) is not State.COMPLETED:
         lines = " / ".join(line.strip() for line in log.splitlines()[-_LINES:])
-        yield SiteFinding(
-            trial.subject, "wrong", f"job {handle.id} is {state.value}: {lines}", f"hpcjobs why {handle.id}"
-        )
+        text = f"job {handle.id} is {state.value}: {lines}"
+        yield SiteFinding(trial.subject, "wrong", text, f"hpcjobs why {handle.id}")
         return
     moved_to = next((record.partition for record in handle.records if record.partition is not None), trial.partition)
     if trial.partition is None:
@@ -441,13 +427,11 @@ def _judge(trial: Trial, handle: JobHandle, site: Site) -> Iterator[SiteFinding]
 
 def _judge_gpus(log: str, handle: JobHandle, site: Site) -> SiteFinding:
     if devices := _words_after(log, _MARK_OF_GPUS):
-        return SiteFinding(
-            "gpu_request", "ok", f"{site.gpu_request} gives GPUs: job {handle.id} saw {' '.join(devices)}"
-        )
+        text = f"{site.gpu_request} gives GPUs: job {handle.id} saw {' '.join(devices)}"
+        return SiteFinding("gpu_request", "ok", text)
     text = f"by {site.gpu_request} job {handle.id} got a GPU, and its task saw none (CUDA_, ROCR_VISIBLE_DEVICES)"
-    return SiteFinding(
-        "gpu_request", "wrong", text, "gpu_request: gres, or ask those who run the cluster for gres.conf"
-    )
+    change = "gpu_request: gres, or ask those who run the cluster for gres.conf"
+    return SiteFinding("gpu_request", "wrong", text, change)
 
 
 def _words_after(log: str, mark: str) -> list[str]:

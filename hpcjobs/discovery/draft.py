@@ -15,7 +15,6 @@ import yaml
 
 from hpcjobs.discovery.partitions import (
     Answers,
-    Association,
     ClusterFacts,
     Omission,
     PartitionEntry,
@@ -34,6 +33,7 @@ from hpcjobs.errors import ConfigError, RequestError, nearest, reason_of
 from hpcjobs.files import config_dir, write_beside
 from hpcjobs.site.models import Site
 from hpcjobs.site.schema import FILE_NAME, schema_text
+from hpcjobs.site.yaml_file import write_flow
 from hpcjobs.units import format_count, time_limit, time_limit_s
 
 _NEVER_CHOOSE = ("require_timelimit", "throttle", "pbs", "cray", "cray_aries", "logging")
@@ -79,7 +79,7 @@ def draft_site(name: str, cluster: ClusterFacts, answers: Answers) -> ProposedSi
         partitions=partitions,
         omissions=omissions,
         notes=tuple(_notes(cluster)),
-        questions=list_questions(cluster, answers, python=sys.executable),
+        questions=tuple(_list_questions(cluster, answers)),
     )
 
 
@@ -138,22 +138,22 @@ def _mark_default(partitions: tuple[PartitionEntry, ...], default: str) -> tuple
     )
 
 
-def _cluster_entries(cluster: ClusterFacts) -> list[ProposedEntry]:
+def _cluster_entries(cluster: ClusterFacts) -> Iterator[ProposedEntry]:
     config = cluster.config
-    nodes = sum(node.size for node in cluster.nodes)
-    size = format_count(nodes, "node")
-    entries = [ProposedEntry("description", f"Slurm {config.version or ''}, {size}".replace(" ,", ","), "")]
+    size = format_count(sum(node.size for node in cluster.nodes), "node")
+    yield ProposedEntry("description", f"Slurm {config.version or ''}, {size}".replace(" ,", ","), "")
     if choosing := [plugin for plugin in config.submit_plugins if plugin not in _NEVER_CHOOSE]:
         origin = f"scontrol show config: JobSubmitPlugins = {','.join(choosing)}"
-        entries.append(ProposedEntry("chooses_partition", True, origin))
+        yield ProposedEntry("chooses_partition", True, origin)
     if config.cluster is not None:
-        entries.append(ProposedEntry("cluster", config.cluster, "scontrol show config: ClusterName"))
+        yield ProposedEntry("cluster", config.cluster, "scontrol show config: ClusterName")
     if cluster.slurm_conf is not None:
-        entries.append(ProposedEntry("slurm_conf", cluster.slurm_conf, "SLURM_CONF in the environment of sites init"))
-    return entries
+        yield ProposedEntry("slurm_conf", cluster.slurm_conf, "SLURM_CONF in the environment of sites init")
 
 
-def _account_entries(cluster: ClusterFacts, identity: UserIdentity, answers: Answers, time: str) -> list[ProposedEntry]:
+def _account_entries(
+    cluster: ClusterFacts, identity: UserIdentity, answers: Answers, time: str
+) -> Iterator[ProposedEntry]:
     defaults: dict[str, object] = {"time": time}
     origin = ["time: --time" if answers.time else "time: chosen, for jobs that name none"]
     if answers.account is not None:
@@ -166,19 +166,17 @@ def _account_entries(cluster: ClusterFacts, identity: UserIdentity, answers: Ans
     if answers.qos is not None:
         defaults["qos"] = answers.qos
         origin.append("qos: --qos")
-    entries = [ProposedEntry("defaults", defaults, "; ".join(origin))]
+    yield ProposedEntry("defaults", defaults, "; ".join(origin))
     qos = _own_qos(cluster, identity)
     if qos and all(is_slurm_name(one.name) for one in qos):
         limits = {one.name: one.max_wall or "" for one in qos}
-        entries.append(ProposedEntry("qos", limits, "sacctmgr show associations, show qos: MaxWall"))
+        yield ProposedEntry("qos", limits, "sacctmgr show associations, show qos: MaxWall")
         if identity.default_qos in limits and answers.qos is None:
-            entries.append(ProposedEntry("default_qos", identity.default_qos, "sacctmgr show associations: DefaultQOS"))
-    own = [a for a in identity.associations or () if a.account == identity.account]
-    if limits_of_jobs := _submit_limits(own, _qos_named(cluster, identity.default_qos)):
-        entries.append(
-            ProposedEntry("max_submit_jobs", min(limits_of_jobs), "sacctmgr: MaxSubmitJobs of account or QOS")
-        )
-    return entries
+            yield ProposedEntry("default_qos", identity.default_qos, "sacctmgr show associations: DefaultQOS")
+    own = [a.max_submit_jobs for a in identity.associations or () if a.account == identity.account]
+    default = _qos_named(cluster, identity.default_qos)
+    if limits_of_jobs := [limit for limit in (*own, default and default.max_submit_jobs) if limit]:
+        yield ProposedEntry("max_submit_jobs", min(limits_of_jobs), "sacctmgr: MaxSubmitJobs of account or QOS")
 
 
 def _own_qos(cluster: ClusterFacts, identity: UserIdentity) -> list[Qos]:
@@ -189,33 +187,22 @@ def _own_qos(cluster: ClusterFacts, identity: UserIdentity) -> list[Qos]:
     return [qos for qos in cluster.accounting.qos or () if qos.name in own]
 
 
-def _submit_limits(associations: list[Association], qos: Qos | None) -> list[int]:
-    limits = [association.max_submit_jobs for association in associations]
-    limits += [qos.max_submit_jobs] if qos is not None else []
-    return [limit for limit in limits if limit]
-
-
 def _request_entries(
     cluster: ClusterFacts, partitions: tuple[PartitionEntry, ...], answers: Answers
-) -> list[ProposedEntry]:
-    entries = []
-    if any(node.gpus for node in cluster.nodes) and cluster.config.select_type is not None:
-        modern = cluster.config.select_type == "select/cons_tres"
-        value = "gpus-per-node" if modern else "gres"
-        entries.append(
-            ProposedEntry("gpu_request", value, f"scontrol show config: SelectType = {cluster.config.select_type}")
-        )
+) -> Iterator[ProposedEntry]:
+    if any(node.gpus for node in cluster.nodes) and (select := cluster.config.select_type) is not None:
+        value = "gpus-per-node" if select == "select/cons_tres" else "gres"
+        yield ProposedEntry("gpu_request", value, f"scontrol show config: SelectType = {select}")
     if cluster.licenses and all(name.isprintable() for name, _ in cluster.licenses):
-        entries.append(ProposedEntry("licenses", dict(cluster.licenses), "scontrol show licenses"))
+        yield ProposedEntry("licenses", dict(cluster.licenses), "scontrol show licenses")
     default, types = cluster.config.mpi_default, cluster.mpi_types or ()
     if answers.mpi is not None:
-        entries.append(ProposedEntry("mpi", answers.mpi, "--mpi"))
+        yield ProposedEntry("mpi", answers.mpi, "--mpi")
     elif default in (None, "none") and (offered := [mpi for mpi in ("pmix", "cray_shasta", "pmi2") if mpi in types]):
         origin = f"srun --mpi=list: {', '.join(types)}; scontrol show config: MpiDefault = {default}"
-        entries.append(ProposedEntry("mpi", offered[0], origin))
+        yield ProposedEntry("mpi", offered[0], origin)
     if not _is_one_host(cluster):
-        entries.append(ProposedEntry("node_local", list(_NODE_LOCAL), "chosen: folders that each node has for itself"))
-    return entries
+        yield ProposedEntry("node_local", _NODE_LOCAL, "chosen: folders that each node has for itself")
 
 
 def _is_one_host(cluster: ClusterFacts) -> bool:
@@ -228,7 +215,7 @@ def _answered_entries(answers: Answers) -> list[ProposedEntry]:
     environment = {key: value for key in ("conda", "venv") if (value := getattr(answers, key)) is not None}
     values: list[tuple[str, object, str]] = [
         ("interface", answers.interface, "--interface"),
-        ("modules", list(answers.modules) or None, "--module"),
+        ("modules", answers.modules or None, "--module"),
         ("environment", environment or None, "--conda, --venv"),
         ("scratch", answers.scratch, "--scratch"),
         ("run_root", answers.run_root, "--run-root"),
@@ -237,108 +224,79 @@ def _answered_entries(answers: Answers) -> list[ProposedEntry]:
     return [ProposedEntry(key, value, origin) for key, value, origin in values if value is not None]
 
 
-def _software_entries(cluster: ClusterFacts, answers: Answers) -> list[ProposedEntry]:
-    entries = []
+def _software_entries(cluster: ClusterFacts, answers: Answers) -> Iterator[ProposedEntry]:
+    modules = cluster.modules
     if answers.module_init is not None:
-        entries.append(ProposedEntry("module_init", answers.module_init, "--module-init"))
-    elif cluster.modules is not None and cluster.modules.init is not None:
-        entries.append(
-            ProposedEntry("module_init", cluster.modules.init, f"{cluster.modules.system} of a login shell here")
-        )
+        yield ProposedEntry("module_init", answers.module_init, "--module-init")
+    elif modules is not None and modules.init is not None:
+        yield ProposedEntry("module_init", modules.init, f"{modules.system} of a login shell here")
     if answers.container_runtime is not None:
-        entries.append(ProposedEntry("containers", {"runtime": answers.container_runtime}, "--container-runtime"))
+        yield ProposedEntry("containers", {"runtime": answers.container_runtime}, "--container-runtime")
     elif cluster.runtimes:
         first = cluster.runtimes[0]
-        entries.append(ProposedEntry("containers", {"runtime": first.name}, first.origin))
-    return entries
+        yield ProposedEntry("containers", {"runtime": first.name}, first.origin)
 
 
-def _notes(cluster: ClusterFacts) -> list[str]:
+def _notes(cluster: ClusterFacts) -> Iterator[str]:
     config = cluster.config
-    notes = []
     if cluster.nodes_are_hidden:
-        notes.append(
+        yield (
             "scontrol show node is refused (PrivateData=nodes): each node has the mean of its partition's TotalCPUs "
             "and TRES. Where nodes differ, write their shapes; GPUs may have a model, and nodes features."
         )
     if config.max_array_size is not None:
-        notes.append(
-            f"scontrol show config: MaxArraySize = {config.max_array_size}; sweeps keep below it by themselves."
-        )
+        yield f"scontrol show config: MaxArraySize = {config.max_array_size}; sweeps keep below it by themselves."
     if config.job_requeue is not None:
         effect = "jobs may be requeued" if config.job_requeue else "jobs are requeued only where --requeue is allowed"
-        notes.append(f"scontrol show config: JobRequeue = {int(config.job_requeue)}: {effect}.")
+        yield f"scontrol show config: JobRequeue = {int(config.job_requeue)}: {effect}."
     if cluster.accounting.sacct_answers:
-        notes.append("sacct answers.")
+        yield "sacct answers."
     else:
-        notes.append("sacct does not answer here: the states of ended jobs come from scontrol and the run folders.")
+        yield "sacct does not answer here: the states of ended jobs come from scontrol and the run folders."
     if config.mpi_default not in (None, "none"):
-        notes.append(f"scontrol show config: MpiDefault = {config.mpi_default}; other types: `srun --mpi=list`.")
+        yield f"scontrol show config: MpiDefault = {config.mpi_default}; other types: `srun --mpi=list`."
     if cluster.modules is not None:
         for topic in TOPICS:
             names = modules_of(topic, cluster.modules.names)
             more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
             if names:
-                notes.append(f"module avail, {topic}: {', '.join(names[:_MOST_NAMES])}{more}.")
-    return notes
+                yield f"module avail, {topic}: {', '.join(names[:_MOST_NAMES])}{more}."
 
 
-def list_questions(cluster: ClusterFacts, answers: Answers, *, python: str) -> tuple[Question, ...]:
-    """The questions that neither the cluster nor the user has answered; ``python`` runs hpcjobs here."""
-    questions = []
+def _list_questions(cluster: ClusterFacts, answers: Answers) -> Iterator[Question]:
+    """The questions that neither the cluster nor the user has answered."""
     if answers.interface is None:
-        questions.append(
-            Question("interface", "Which network interface of a node is the fast one?",
-                     "srun -N1 -t 1 ip -brief address", "--interface NAME")
-        )  # fmt: skip
+        text = "Which network interface of a node is the fast one?"
+        yield Question("interface", text, "srun -N1 -t 1 ip -brief address", "--interface NAME")
     if not answers.modules and cluster.modules is not None:
         mpi = modules_of("MPI", cluster.modules.names)
         known = f" (MPI here: {', '.join(mpi[:3])})" if mpi else ""
-        questions.append(
-            Question("modules", f"Which modules does a program need{known}?", "module avail", "--module NAME")
-        )
+        yield Question("modules", f"Which modules does a program need{known}?", "module avail", "--module NAME")
     if answers.conda is None and answers.venv is None:
-        questions.append(
-            Question("environment", "Do the nodes have the Python that runs hpcjobs here? If not: a conda environment "
-                     "or venv that they have.", f"srun -N1 -t 1 {shlex.quote(python)} -c 'import hpcjobs'",
-                     "--conda NAME or --venv FOLDER")
-        )  # fmt: skip
+        text = (
+            "Do the nodes have the Python that runs hpcjobs here? If not: a conda environment or venv that they have."
+        )
+        command = f"srun -N1 -t 1 {shlex.quote(sys.executable)} -c 'import hpcjobs'"
+        yield Question("environment", text, command, "--conda NAME or --venv FOLDER")
     if answers.scratch is None:
         tmp_fs = f" Slurm's TmpFS is {cluster.config.tmp_fs}." if cluster.config.tmp_fs is not None else ""
-        questions.append(
-            Question("scratch", f"Where is the scratch of a node for a job?{tmp_fs}",
-                     "srun -N1 -t 1 sh -c 'echo $TMPDIR; df -h /tmp /scratch /local'", "--scratch FOLDER")
-        )  # fmt: skip
+        command = "srun -N1 -t 1 sh -c 'echo $TMPDIR; df -h /tmp /scratch /local'"
+        yield Question("scratch", f"Where is the scratch of a node for a job?{tmp_fs}", command, "--scratch FOLDER")
     if answers.run_root is None:
-        questions.append(
-            Question("run_root", "Which folder do all nodes see that is fast and large? Without it, runs/ in the "
-                     "current folder.", "df -h ~ \"${SCRATCH-}\" \"${WORK-}\"", "--run-root FOLDER")
-        )  # fmt: skip
-    questions += _accounting_questions(cluster, answers)
-    if answers.container_runtime is None and not cluster.runtimes:
-        questions.append(
-            Question("containers", "Do the nodes have a container runtime?",
-                     "srun -N1 -t 1 sh -c 'command -v apptainer singularity enroot'", "--container-runtime NAME")
-        )  # fmt: skip
-    if answers.login is None:
-        questions.append(
-            Question("login", "By which name do you reach this login node from outside?", "hostname --fqdn",
-                     "--login HOST")
-        )  # fmt: skip
-    return tuple(questions)
-
-
-def _accounting_questions(cluster: ClusterFacts, answers: Answers) -> list[Question]:
-    questions = []
+        text = "Which folder do all nodes see that is fast and large? Without it, runs/ in the current folder."
+        yield Question("run_root", text, 'df -h ~ "${SCRATCH-}" "${WORK-}"', "--run-root FOLDER")
     if answers.mpi is None and cluster.mpi_types is None:
-        questions.append(Question("mpi", "Which MPI type does srun have?", "srun --mpi=list", "--mpi TYPE"))
+        yield Question("mpi", "Which MPI type does srun have?", "srun --mpi=list", "--mpi TYPE")
     if not cluster.accounting.associations and answers.account is None and cluster.config.enforces:
+        text = "Which account and QOS do your jobs need? sacctmgr did not show them."
         command = "sacctmgr show associations user=$USER format=account,qos,defaultqos"
-        questions.append(
-            Question("defaults.account", "Which account and QOS do your jobs need? sacctmgr did not show them.",
-                     command, "--account NAME, --qos NAME")
-        )  # fmt: skip
-    return questions
+        yield Question("defaults.account", text, command, "--account NAME, --qos NAME")
+    if answers.container_runtime is None and not cluster.runtimes:
+        command = "srun -N1 -t 1 sh -c 'command -v apptainer singularity enroot'"
+        yield Question("containers", "Do the nodes have a container runtime?", command, "--container-runtime NAME")
+    if answers.login is None:
+        text = "By which name do you reach this login node from outside?"
+        yield Question("login", text, "hostname --fqdn", "--login HOST")
 
 
 def default_name(cluster: ClusterFacts) -> str:
@@ -411,12 +369,6 @@ def write_text(draft: ProposedSite, *, made: str) -> str:
     Raises RequestError: an answer is not a value of its key.
     """
     text = "\n".join(_lines(draft, made)) + "\n"
-    check_text(text)
-    return text
-
-
-def check_text(text: str) -> None:
-    """Refuse an invalid site file (RequestError)."""
     try:
         msgspec.convert(yaml.safe_load(text), Site)
     except (msgspec.ValidationError, yaml.YAMLError) as error:
@@ -424,6 +376,7 @@ def check_text(text: str) -> None:
             f"the site file would not be valid: {error}",
             hint="is a value of one of the flags wrong? nothing is written",
         ) from error
+    return text
 
 
 def _lines(draft: ProposedSite, made: str) -> Iterator[str]:
@@ -433,7 +386,7 @@ def _lines(draft: ProposedSite, made: str) -> Iterator[str]:
         if entry.origin:
             yield ""
             yield from _comment(entry.origin)
-        yield f"{entry.key}: {_flow(entry.value)}"
+        yield f"{entry.key}: {write_flow(entry.value)}"
     yield ""
     yield from _comment(_PARTITIONS_ORIGIN)
     yield "partitions:"
@@ -461,19 +414,13 @@ def _lines(draft: ProposedSite, made: str) -> Iterator[str]:
 def _partition_lines(partition: PartitionEntry) -> Iterator[str]:
     for note in partition.notes:
         yield from _comment(note, indent="  ")
-    yield f"  {_flow(partition.name)}:"
+    yield f"  {write_flow(partition.name)}:"
     for key, value in partition.entries:
         if key == "nodes" and isinstance(value, list):
             yield "    nodes:"
-            yield from (f"      - {_flow(group)}" for group in value)
+            yield from (f"      - {write_flow(group)}" for group in value)
         else:
-            yield f"    {key}: {_flow(value)}"
-
-
-def _flow(value: object) -> str:
-    """``value`` in one line."""
-    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**9)
-    return text.removesuffix("...\n").strip()
+            yield f"    {key}: {write_flow(value)}"
 
 
 def _comment(text: str, *, indent: str = "") -> list[str]:

@@ -6,7 +6,7 @@ A partition has nodes by shape, limits, and required options of this user's jobs
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hpcjobs.scheduler.slurm.estimates import submit_host_problem
@@ -245,10 +245,6 @@ class UserIdentity(NamedTuple):
         valid = [a for a in self.associations if a.partition == (partition if a.account in named else None)]
         return tuple(sorted(valid, key=lambda a: a.account != self.account))
 
-    def default_qos_of(self, association: Association) -> str | None:
-        """The QOS of jobs that are charged by ``association`` and name none."""
-        return self.default_qos if association.account == self.account else association.default_qos
-
 
 def describe_partitions(
     cluster: ClusterFacts, identity: UserIdentity, *, time: str
@@ -258,15 +254,9 @@ def describe_partitions(
     Args:
         time: the time limit of jobs without one; a partition that allows less gets its maximum.
     """
-    entries: list[PartitionEntry] = []
-    omissions: list[Omission] = []
-    for partition in cluster.partitions:
-        result = _describe(partition, cluster, identity, time)
-        if isinstance(result, PartitionEntry):
-            entries.append(result)
-        else:
-            omissions.append(result)
-    return tuple(entries), tuple(omissions)
+    results = [_describe(partition, cluster, identity, time) for partition in cluster.partitions]
+    entries = tuple(result for result in results if isinstance(result, PartitionEntry))
+    return entries, tuple(result for result in results if isinstance(result, Omission))
 
 
 def _describe(
@@ -279,7 +269,7 @@ def _describe(
     if isinstance(choice, Omission):
         return choice
     defaults: dict[str, object] = dict(choice)
-    if (least := _seconds(partition.max_time)) is not None and least < (time_limit_s(time) or least + 1):
+    if (least := time_limit_s(partition.max_time)) is not None and least < (time_limit_s(time) or least + 1):
         defaults["time"] = partition.max_time
     if partition.min_nodes is not None and partition.min_nodes > 1:
         defaults["nodes"] = partition.min_nodes
@@ -295,14 +285,13 @@ def _describe(
         ("max_mem_per_node", _memory(partition.max_mem_per_node_mb)),
         ("max_mem_per_cpu", _memory(partition.max_mem_per_cpu_mb)),
         ("max_cpus_per_node", partition.max_cpus_per_node or None),
-        ("qos", _names(partition.allow_qos)),
-        ("accounts", _names(partition.allow_accounts)),
+        ("qos", partition.allow_qos),
+        ("accounts", partition.allow_accounts),
         *_preemption(partition, cluster),
         ("defaults", defaults or None),
     ]
-    return PartitionEntry(
-        partition.name, (*shape, *((key, value) for key, value in limits if value is not None)), notes
-    )
+    stated = ((key, value) for key, value in limits if value is not None)
+    return PartitionEntry(partition.name, (*shape, *stated), notes)
 
 
 def unusable_reason(partition: PartitionInfo, nodes: Sequence[NodeFacts], cluster: ClusterFacts) -> str | None:
@@ -341,13 +330,14 @@ def _choose_account(partition: PartitionInfo, identity: UserIdentity) -> Omissio
         return Omission(partition.name, f"account: it {rule}; you have {', '.join(accounts)}")
     usable = [a for a in mine if a.account in charged]
     for association in usable:
-        default = identity.default_qos_of(association)
+        is_usual = association.account == identity.account
+        default = identity.default_qos if is_usual else association.default_qos
         names = sorted(association.qos, key=lambda name: name != default)
         qos = _select_accepted(names, partition.allow_qos, partition.deny_qos)
         if not qos and names:
             continue
         needed: list[tuple[str, object]] = []
-        if association.account != identity.account:
+        if not is_usual:
             needed.append(("account", association.account))
         if qos and qos[0] != default and (partition.allow_qos is not None or partition.deny_qos):
             needed.append(("qos", qos[0]))
@@ -392,16 +382,13 @@ class _Shape(NamedTuple):
     features: tuple[str, ...]
 
 
-def _shape(node: NodeFacts, *, features: bool) -> _Shape:
-    model = node.gpu_model if node.gpu_model is not None and is_name(node.gpu_model) else None
-    models = node.gpu_models if all(is_name(text.rpartition(":")[0]) for text in node.gpu_models) else ()
-    return _Shape(node.cpus, node.mem_mb, node.gpus, model, models, node.features if features else ())
-
-
 def _count_shapes(nodes: Sequence[NodeFacts], *, features: bool) -> Counter[_Shape]:
     groups: Counter[_Shape] = Counter()
     for node in nodes:
-        groups[_shape(node, features=features)] += node.size
+        model = node.gpu_model if node.gpu_model is not None and is_name(node.gpu_model) else None
+        models = node.gpu_models if all(is_name(text.rpartition(":")[0]) for text in node.gpu_models) else ()
+        shape = _Shape(node.cpus, node.mem_mb, node.gpus, model, models, node.features if features else ())
+        groups[shape] += node.size
     return groups
 
 
@@ -410,13 +397,13 @@ def _mapping(shape: _Shape, *, features: bool) -> dict[str, object]:
     if shape.mem_mb is not None:
         values["mem"] = _memory(shape.mem_mb)
     if shape.gpu_models:
-        values["gpu_models"] = list(shape.gpu_models)
+        values["gpu_models"] = shape.gpu_models
     elif shape.gpus:
         values["gpus"] = shape.gpus
     if shape.gpu_model is not None:
         values["gpu_model"] = shape.gpu_model
     if features:
-        values["features"] = list(shape.features)
+        values["features"] = shape.features
     return values
 
 
@@ -425,14 +412,6 @@ def _memory(megabytes: int | None) -> int | str | None:
     if not megabytes:
         return None
     return megabytes if megabytes >= LEAST_BARE_MEMORY else f"{megabytes}M"
-
-
-def _names(names: Iterable[str] | None) -> list[str] | None:
-    return None if names is None else list(names)
-
-
-def _seconds(limit: str | None) -> int | None:
-    return None if limit is None else time_limit_s(limit)
 
 
 def _preemption(partition: PartitionInfo, cluster: ClusterFacts) -> list[tuple[str, object]]:

@@ -230,3 +230,11 @@ def where_of(file: YamlFile, steps: Sequence[str | int]) -> str:
     from hpcjobs.site.yaml_text import line_of
 
     return f"{file.path}:{line_of(file.text, steps)}"
+
+
+def write_flow(value: object) -> str:
+    """``value`` in one line."""
+    import yaml
+
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**9)
+    return text.removesuffix("...\n").strip()
