@@ -23,7 +23,7 @@ from hpcjobs.remote.connection import record_output
 from hpcjobs.units import format_count, human_bytes, human_duration, memory_bytes, walltime_s
 
 if TYPE_CHECKING:
-    from hpcjobs.run.rerun import Change, Difference
+    from hpcjobs.run.rerun import Change
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -42,13 +42,10 @@ def diff(
 
     entries = [select_one(name, site=site) for name in (first, second)]
     difference = compare_runs(*statuses(entries))
+    ids = [entry.named_id for entry in entries]
     if as_json:
         print_output("diff", difference)
         return
-    _print(difference, (entries[0].named_id, entries[1].named_id))
-
-
-def _print(difference: Difference, ids: tuple[str, str]) -> None:
     if difference.is_empty:
         print(f"no difference between {ids[0]} and {ids[1]}")
         return

@@ -359,10 +359,7 @@ def gather_foreign(
 
 
 def gather_log(log: Path) -> Subject:
-    """Gather a log without a job.
-
-    Raises OSError: it cannot be read.
-    """
+    """Gather a log without a job. Raises OSError: it cannot be read."""
     return Subject(None, JobFacts(None, logs=(str(log),)), read_lines(log))
 
 

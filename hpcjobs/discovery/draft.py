@@ -300,10 +300,7 @@ def _list_questions(cluster: ClusterFacts, answers: Answers) -> Iterator[Questio
 
 
 def default_name(cluster: ClusterFacts) -> str:
-    """ClusterName, in characters that the name of a site can have.
-
-    Raises RequestError: the cluster has no name.
-    """
+    """ClusterName, in characters that the name of a site can have. Raises RequestError: the cluster has no name."""
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", cluster.config.cluster or "")
     if not is_name(name):
         raise RequestError(
@@ -364,10 +361,7 @@ _PARTITIONS_ORIGIN = (
 
 
 def write_text(draft: ProposedSite, *, made: str) -> str:
-    """The site file; ``made`` says when and where.
-
-    Raises RequestError: an answer is not a value of its key.
-    """
+    """The site file; ``made`` says when and where. Raises RequestError: an answer is not a value of its key."""
     text = "\n".join(_lines(draft, made)) + "\n"
     try:
         msgspec.convert(yaml.safe_load(text), Site)

@@ -51,11 +51,7 @@ class InstallationFinding(NamedTuple):
 
 
 def examine(name: str | None = None, *, run_job: bool = False, runner: Runner = run) -> Iterator[InstallationFinding]:
-    """Examine the installation and the site ``name`` [the default site].
-
-    Args:
-        run_job: submit a job of one task, wait for it, and report its node.
-    """
+    """Examine the installation and the site ``name`` [the default site]; ``run_job``: by a job its node too."""
     yield from _list_versions()
     entries = list_sites()
     counts = Counter(entry.layer for entry in entries if not entry.shadowed)

@@ -251,8 +251,7 @@ def describe_partitions(
 ) -> tuple[tuple[PartitionEntry, ...], tuple[Omission, ...]]:
     """The partitions that the user can use, and the others with the reason.
 
-    Args:
-        time: the time limit of jobs without one; a partition that allows less gets its maximum.
+    ``time`` is the limit of jobs without one; a partition that allows less gets its maximum.
     """
     results = [_describe(partition, cluster, identity, time) for partition in cluster.partitions]
     entries = tuple(result for result in results if isinstance(result, PartitionEntry))

@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -200,11 +202,9 @@ class Looker:
         return snapshot._replace(tasks=tuple(self._with_files(snapshot.tasks, unfolded)))
 
     def _with_files(self, tasks: Sequence[Task], unfolded: Collection[str]) -> list[Task]:
-        running: dict[str, int] = {}
-        for task in tasks:
-            running[task.group.key] = running.get(task.group.key, 0) + (task.record.state is State.RUNNING)
-        few = {key for key, count in running.items() if count <= READ_TASKS or key in unfolded}
-        return [self._read_task(task) if task.group.key in few else task for task in tasks]
+        running = Counter(task.group.key for task in tasks if task.record.state is State.RUNNING)
+        many = {key for key, count in running.items() if count > READ_TASKS and key not in unfolded}
+        return [task if task.group.key in many else self._read_task(task) for task in tasks]
 
     def _ask(self) -> Survey:
         if not self._entries:
@@ -219,10 +219,8 @@ class Looker:
         open_ones = {parent_id(job_id) for job_id, record in left.items() if not record.state.ended}
         if open_ones:
             try:
-                ends = {
-                    record.job_id: record
-                    for record in self._connect(*scheduler_of(site_asked(self._site))).account(open_ones)
-                }
+                records = self._connect(*scheduler_of(site_asked(self._site))).account(open_ones)
+                ends = {record.job_id: record for record in records}
             except HpcJobsError:  # without accounting their end stays unknown
                 ends = {}
             for job_id in [job_id for job_id, record in left.items() if not record.state.ended]:
@@ -243,16 +241,10 @@ class Looker:
             return task
         progress, files = self._read(output_dir(Path(entry.run_dir), record.job_id))
         nodes = tuple(current_samples(files, record)) if running else ()
-        return task._replace(
-            record=record,
-            progress=progress,
-            nodes=nodes,
-            alarms=tuple(alarm.text for alarm in find_alarms(self._fresh(nodes))),
-        )
-
-    def _fresh(self, nodes: Sequence[NodeSample]) -> list[NodeSample]:
-        """The samples of samplers that still write; older ones do not show the current load."""
-        return [node for node in nodes if self._clock() - node.taken < FRESH_S]
+        # A sampler that no longer writes does not show the current load.
+        fresh = [node for node in nodes if self._clock() - node.taken < FRESH_S]
+        alarms = tuple(alarm.text for alarm in find_alarms(fresh))
+        return task._replace(record=record, progress=progress, nodes=nodes, alarms=alarms)
 
     def _read(self, folder: Path) -> tuple[Progress | None, tuple[NodeSample, ...]]:
         """Read metrics.jsonl and monitor.jsonl if they have changed."""
@@ -296,12 +288,10 @@ def _mark(path: Path) -> tuple[int, int]:
 
 def _rarely_accounting(connect: Connect, clock: Callable[[], float]) -> ConnectQueue:
     """Schedulers that are asked for the accounting of the same job at most every `ACCOUNT_S`."""
-    schedulers: dict[tuple[str, str | None], JobQueue] = {}
 
+    @cache
     def connect_once(kind: str, conf: str | None) -> JobQueue:
-        if (kind, conf) not in schedulers:
-            schedulers[kind, conf] = _RarelyAccounting(connect(kind, conf), clock)
-        return schedulers[kind, conf]
+        return _RarelyAccounting(connect(kind, conf), clock)
 
     return connect_once
 

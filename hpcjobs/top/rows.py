@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -120,16 +121,11 @@ def make_rows(snapshot: Snapshot, view: View) -> list[JobRow]:
     return rows
 
 
-def count_states(snapshot: Snapshot) -> list[tuple[State, int]]:
-    """How many jobs and array tasks are in each state, the living first."""
-    return list(_counts(snapshot.tasks))
-
-
 def fold(tasks: Sequence[Task]) -> JobRow:
     """Return one row for the tasks of a job, array or sweep."""
     if len(tasks) == 1 and count_tasks(tasks[0].record.job_id) == 1:
         return make_row(tasks[0])
-    counts = _counts(tasks)
+    counts = count_states(tasks)
     total, ended = sum(n for _, n in counts), sum(n for state, n in counts if state.ended)
     rows = [_by_steps(task) for task in tasks if not task.record.state.ended]
     inner = [row.share or 0.0 for row in rows]
@@ -173,17 +169,18 @@ def _by_steps(task: Task) -> JobRow:
         job=record.job_id,
         tasks=(task,),
         state=record.state,
-        counts=_counts([task]),
+        counts=count_states([task]),
         share=1.0 if record.state is State.COMPLETED else share,
         share_of="steps",
         left_s=progress.remaining_s if progress is not None and record.state is State.RUNNING else None,
     )
 
 
-def _counts(tasks: Iterable[Task]) -> tuple[tuple[State, int], ...]:
-    counts: dict[State, int] = {}
+def count_states(tasks: Iterable[Task]) -> tuple[tuple[State, int], ...]:
+    """How many jobs and array tasks are in each state, the living first."""
+    counts = Counter[State]()
     for task in tasks:
-        counts[task.record.state] = counts.get(task.record.state, 0) + count_tasks(task.record.job_id)
+        counts[task.record.state] += count_tasks(task.record.job_id)
     return tuple(sorted(counts.items(), key=lambda item: _rank(item[0])))
 
 
@@ -203,12 +200,9 @@ def _most_telling(tasks: Sequence[Task]) -> Task:
 def _matches(row: JobRow, text: str) -> bool:
     group = row.group
     texts = [group.job, group.name, group.site, *(state.value for state, _ in row.counts)]
-    texts += [text for task in row.tasks for text in _texts(task.record)]
+    for record in (task.record for task in row.tasks):
+        texts += [record.job_id, record.node_list, record.reason, record.partition]
     return any(text.lower() in candidate.lower() for candidate in texts if candidate)
-
-
-def _texts(record: JobRecord) -> tuple[str | None, ...]:
-    return record.job_id, record.node_list, record.reason, record.partition
 
 
 def _sort(rows: list[JobRow], by: str) -> list[JobRow]:

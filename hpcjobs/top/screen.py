@@ -368,13 +368,8 @@ class TopScreen(App[Exception]):
             return
         snapshot = self.updates.snapshot
         self._table.show(make_rows(snapshot, self.view))
-        text = headline(
-            snapshot,
-            sort=self.view.sort,
-            text=self.view.text,
-            every_s=self.updates.every_s,
-            width=width or self.size.width,
-        )
+        every_s, width = self.updates.every_s, width or self.size.width
+        text = headline(snapshot, sort=self.view.sort, text=self.view.text, every_s=every_s, width=width)
         self.query_one("#headline", PlainText).show(text)
         note = self.query_one("#note", PlainText)
         lines = [line for line in (self._message, *(text.splitlines()[0] for text in snapshot.errors)) if line]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -93,10 +94,9 @@ def _state(row: JobRow, _: float) -> str:
     if not row.folds:
         return row.state.value
     marks = {State.RUNNING: "R", State.PENDING: "P", State.COMPLETED: "✓"}
-    numbers: dict[str, int] = {}
+    numbers = Counter[str]()
     for state, count in row.counts:
-        mark = marks.get(state, "✗" if state.ended else "?")
-        numbers[mark] = numbers.get(mark, 0) + count
+        numbers[marks.get(state, "✗" if state.ended else "?")] += count
     return " ".join(f"{numbers[mark]}{mark}" for mark in "✗RP?✓" if mark in numbers)
 
 
@@ -140,13 +140,9 @@ def _loss(row: JobRow, now: float) -> str:
     return f"{sparkline(progress.losses, 8)} {last}"
 
 
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
 def _percent(row: JobRow, name: str) -> str:
-    mean = _mean([value for node in row.nodes if (value := getattr(node.sample, name)) is not None])
-    return "" if mean is None else f"{mean:.0f}%"
+    values = [value for node in row.nodes if (value := getattr(node.sample, name)) is not None]
+    return f"{sum(values) / len(values):.0f}%" if values else ""
 
 
 def _memory(row: JobRow, _: float) -> str:
@@ -180,10 +176,9 @@ def _states(row: JobRow, _: float) -> str:
     """``RUNNING``; of an array ``1 COMPLETED, 3 PENDING``."""
     if len(row.tasks) == 1:
         return row.state.value
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for task in row.tasks:
-        state = task.record.state.value
-        counts[state] = counts.get(state, 0) + count_tasks(task.record.job_id)
+        counts[task.record.state.value] += count_tasks(task.record.job_id)
     return ", ".join(f"{count} {state}" for state, count in counts.items())
 
 
@@ -317,7 +312,7 @@ def moment(seconds: float, now: float) -> str:
 
 def headline(snapshot: Snapshot, *, sort: str, text: str, every_s: float, width: int) -> str:
     """Return the first line: filter and counts; at the right the order, the time and the interval of queries."""
-    counts = ", ".join(f"{n} {state.value.lower()}" for state, n in count_states(snapshot)) or "no jobs"
+    counts = ", ".join(f"{n} {state.value.lower()}" for state, n in count_states(snapshot.tasks)) or "no jobs"
     when = time.strftime("%H:%M:%S", time.localtime(snapshot.taken))
     right = f"by {sort}  {when}, every {human_duration(every_s)}"
     left = (f"filter: {text}  " if text else "") + counts
