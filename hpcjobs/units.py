@@ -100,6 +100,13 @@ def memory_bytes(text: str) -> int:
     return int(float(match["count"]) * _BYTES[match["unit"] or "M"])
 
 
+def format_megabytes(megabytes: int | None) -> int | str | None:
+    """Memory as a site file has it: few megabytes need their unit; None of none."""
+    if not megabytes:
+        return None
+    return megabytes if megabytes >= LEAST_BARE_MEMORY else f"{megabytes}M"
+
+
 def format_count(count: int, noun: str) -> str:
     """``1 node``, ``3 nodes``: with a plural that ends in s."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -170,31 +170,30 @@ def ps(
         chosen = [r for r in rows if (not states or r.record.state in states) and (name is None or r.name == name)]
         return Listing(chosen, errors)
 
-    def show(jobs: Listing) -> None:
-        if jobs.rows:
-            lines = make_lines(jobs.rows, tasks=tasks)
+    def show(rows: list[ListedJob]) -> None:
+        if rows:
+            lines = make_lines(rows, tasks=tasks)
             print_lines(lines[-count:] if count is not None else lines, folders=wide or not sys.stdout.isatty())
         elif states or name is not None:
             print("no such jobs" if everything or since else f"no such jobs since yesterday ({_MORE})")
         else:
             print("no jobs" if everything or since else f"no jobs since yesterday ({_MORE})")
+
+    while True:
+        jobs = look()
+        if watch:
+            print("\x1b[H\x1b[2J" if sys.stdout.isatty() else "", end="", file=raw(sys.stdout))
+            print(time.strftime("%F %T"))
+        if as_json:
+            print_output("ps", jobs.rows[-count:] if count is not None else jobs.rows)
+        else:
+            show(jobs.rows)
         for error in jobs.errors:
             note(str(error))
-
-    while watch:
-        jobs = look()
-        print("\x1b[H\x1b[2J" if sys.stdout.isatty() else "", end="", file=raw(sys.stdout))
-        print(time.strftime("%F %T"))
-        show(jobs)
+        if not watch:
+            break
         sys.stdout.flush()
         time.sleep(_WATCH_S)
-    jobs = look()
-    if as_json:
-        print_output("ps", jobs.rows[-count:] if count is not None else jobs.rows)
-        for error in jobs.errors:
-            note(str(error))
-    else:
-        show(jobs)
     if jobs.errors:
         raise typer.Exit(jobs.errors[0].exit_code)
 

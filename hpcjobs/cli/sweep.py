@@ -145,14 +145,13 @@ def _print_cells(sweep: Sweep, *, as_json: bool) -> None:
 
 
 def _report(sweep: Sweep, outcome: Outcome, *, as_json: bool = False) -> None:
-    name = sweep.definition.name
+    name, arrays = sweep.definition.name, [entry.job_id for entry in outcome.submitted]
     if as_json:
-        facts = {"arrays": [entry.job_id for entry in outcome.submitted], "cells": outcome.cells}
-        waiting = {"waiting": outcome.waiting, "done": outcome.done, "open": outcome.open}
-        print_output("sweep run", {"name": name, "folder": str(sweep.path), **facts, **waiting})
+        facts = {"name": name, "folder": sweep.path, "arrays": arrays}
+        print_output("sweep run", outcome._asdict() | facts)
         return
-    arrays = " ".join(entry.job_id for entry in outcome.submitted)
-    print(f"sweep {name}: {format_count(outcome.cells, 'cell')} submitted" + (f", arrays {arrays}" if arrays else ""))
+    listed = f", arrays {' '.join(arrays)}" if arrays else ""
+    print(f"sweep {name}: {format_count(outcome.cells, 'cell')} submitted{listed}")
     for count, text in (
         (outcome.waiting, "wait for room in the queue; a job of the sweep submits them"),
         (outcome.done, "were done before"),

@@ -25,12 +25,11 @@ from hpcjobs.discovery.partitions import (
     Question,
     UserIdentity,
     describe_partitions,
-    is_name,
-    is_slurm_name,
 )
 from hpcjobs.discovery.slurm_config import TOPICS, modules_of
 from hpcjobs.errors import ConfigError, RequestError, nearest, reason_of
 from hpcjobs.files import config_dir, write_beside
+from hpcjobs.site.checks import check_slurm_name, is_name
 from hpcjobs.site.models import Site
 from hpcjobs.site.schema import FILE_NAME, schema_text
 from hpcjobs.site.yaml_file import write_flow
@@ -168,7 +167,7 @@ def _account_entries(
         origin.append("qos: --qos")
     yield ProposedEntry("defaults", defaults, "; ".join(origin))
     qos = _own_qos(cluster, identity)
-    if qos and all(is_slurm_name(one.name) for one in qos):
+    if qos and all(is_name(one.name, check_slurm_name) for one in qos):
         limits = {one.name: one.max_wall or "" for one in qos}
         yield ProposedEntry("qos", limits, "sacctmgr show associations, show qos: MaxWall")
         if identity.default_qos in limits and answers.qos is None:

@@ -6,12 +6,12 @@ A partition has nodes by shape, limits, and required options of this user's jobs
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from hpcjobs.scheduler.slurm.estimates import submit_host_problem
-from hpcjobs.site.checks import check_name, check_slurm_name
-from hpcjobs.units import LEAST_BARE_MEMORY, time_limit_s
+from hpcjobs.site.checks import check_slurm_name, is_name
+from hpcjobs.units import format_megabytes, time_limit_s
 
 
 class SlurmConfig(NamedTuple):
@@ -281,8 +281,8 @@ def _describe(
         ("min_nodes", partition.min_nodes if (partition.min_nodes or 0) > 1 else None),
         ("max_nodes", partition.max_nodes or None),
         ("max_time", partition.max_time),
-        ("max_mem_per_node", _memory(partition.max_mem_per_node_mb)),
-        ("max_mem_per_cpu", _memory(partition.max_mem_per_cpu_mb)),
+        ("max_mem_per_node", format_megabytes(partition.max_mem_per_node_mb)),
+        ("max_mem_per_cpu", format_megabytes(partition.max_mem_per_cpu_mb)),
         ("max_cpus_per_node", partition.max_cpus_per_node or None),
         ("qos", partition.allow_qos),
         ("accounts", partition.allow_accounts),
@@ -295,7 +295,7 @@ def _describe(
 
 def unusable_reason(partition: PartitionInfo, nodes: Sequence[NodeFacts], cluster: ClusterFacts) -> str | None:
     """Why no job of this user can run there."""
-    if not is_slurm_name(partition.name):
+    if not is_name(partition.name, check_slurm_name):
         return "a site file cannot hold its name"
     if partition.root_only:
         return "RootOnly=YES"
@@ -357,7 +357,7 @@ def _rule(allowed: tuple[str, ...] | None, denied: tuple[str, ...]) -> str:
 def _nodes(nodes: Sequence[NodeFacts]) -> tuple[tuple[tuple[str, object], ...], tuple[str, ...]]:
     """The keys ``nodes`` and ``node``, with comments."""
     notes: tuple[str, ...] = ()
-    names_fit = all(is_slurm_name(feature) for node in nodes for feature in node.features)
+    names_fit = all(is_name(feature, check_slurm_name) for node in nodes for feature in node.features)
     groups = _count_shapes(nodes, features=names_fit)
     if not names_fit:
         notes = ("features are left out: a site file cannot hold the name of one of them",)
@@ -394,7 +394,7 @@ def _count_shapes(nodes: Sequence[NodeFacts], *, features: bool) -> Counter[_Sha
 def _mapping(shape: _Shape, *, features: bool) -> dict[str, object]:
     values: dict[str, object] = {"cpus": shape.cpus}
     if shape.mem_mb is not None:
-        values["mem"] = _memory(shape.mem_mb)
+        values["mem"] = format_megabytes(shape.mem_mb)
     if shape.gpu_models:
         values["gpu_models"] = shape.gpu_models
     elif shape.gpus:
@@ -404,13 +404,6 @@ def _mapping(shape: _Shape, *, features: bool) -> dict[str, object]:
     if features:
         values["features"] = shape.features
     return values
-
-
-def _memory(megabytes: int | None) -> int | str | None:
-    """As a site file has it: few megabytes need their unit."""
-    if not megabytes:
-        return None
-    return megabytes if megabytes >= LEAST_BARE_MEMORY else f"{megabytes}M"
 
 
 def _preemption(partition: PartitionInfo, cluster: ClusterFacts) -> list[tuple[str, object]]:
@@ -423,21 +416,3 @@ def _preemption(partition: PartitionInfo, cluster: ClusterFacts) -> list[tuple[s
     if not any(other.name in shared and (other.priority_tier or 0) > tier for other in cluster.partitions):
         return []
     return [("preemptible", mode), ("grace", f"{partition.grace_s}s" if partition.grace_s else None)]
-
-
-def is_name(value: str) -> bool:
-    """Whether a site, or a model of GPUs, can have the name ``value`` in a site file."""
-    return _is_select_accepted(value, check_name)
-
-
-def is_slurm_name(value: str) -> bool:
-    """The same of a partition, a QOS or a feature."""
-    return _is_select_accepted(value, check_slurm_name)
-
-
-def _is_select_accepted(value: str, check: Callable[[str, str], None]) -> bool:
-    try:
-        check(value, "name")
-    except ValueError:
-        return False
-    return True

@@ -9,19 +9,19 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from hpcjobs.errors import ConfigError, RequestError, reason_of
-from hpcjobs.site.checks import check_name, check_slurm_name
+from hpcjobs.site.checks import check_slurm_name, is_name
 from hpcjobs.site.models import Containers, NodeGroup, NodeShape, Partition, Resources, Site
 from hpcjobs.site.partition import count_gpus
 from hpcjobs.site.resources import node_range
 from hpcjobs.slurm_commands import hosts_of
-from hpcjobs.units import LEAST_BARE_MEMORY
+from hpcjobs.units import format_megabytes
 
 PROCTRACK = ("linuxproc", "cgroup")
 """Slurm's ProctrackType. ``cgroup``, as on most clusters, signals only processes that slurmstepd started."""
@@ -428,33 +428,18 @@ def _node(fields: Fields, where: str) -> NodeShape:
     if memory is not None:
         memory -= _count(fields, "memspeclimit", where) or 0
     gpus = count_gpus(fields.get("gres", ""))
-    models = [model for model in gpus if model is not None and _is_name(model)]
+    models = [model for model in gpus if model is not None and is_name(model)]
     typed = len(models) == len(gpus)
     features = fields.get("features", fields.get("feature", ""))
     names = tuple(filter(None, features.split(",")))
     return NodeShape(
         cpus=max(1, cpus),
-        mem=_memory(memory),
+        mem=format_megabytes(memory),
         gpus=sum(gpus.values()),
         gpu_model=models[0] if typed and len(models) == 1 else None,
         gpu_models=tuple(f"{model}:{gpus[model]}" for model in models) if typed and len(models) > 1 else (),
-        features=names if all(_is_name(one, check_slurm_name) for one in names) else None,
+        features=names if all(is_name(one, check_slurm_name) for one in names) else None,
     )
-
-
-def _memory(megabytes: int | None) -> int | str | None:
-    """As a site file has it: few megabytes need their unit."""
-    if not megabytes:
-        return None
-    return megabytes if megabytes >= LEAST_BARE_MEMORY else f"{megabytes}M"
-
-
-def _is_name(text: str, check: Callable[[str, str], None] = check_name) -> bool:
-    try:
-        check(text, "name")
-    except ValueError:
-        return False
-    return True
 
 
 def _partition_nodes(fields: Fields, nodes: Mapping[str, NodeShape], sets: list[Fields], where: str) -> list[str]:
@@ -470,7 +455,7 @@ def _partition_nodes(fields: Fields, nodes: Mapping[str, NodeShape], sets: list[
 
 def _partition(fields: Fields, shapes: list[NodeShape], where: str) -> Partition:
     name = fields["partitionname"]
-    if not _is_name(name, check_slurm_name):
+    if not is_name(name, check_slurm_name):
         raise ConfigError(f"{where}: a site file cannot hold the name of partition {name}")
     longest = fields.get("maxtime", "")
     least = _count(fields, "minnodes", where) or 1
@@ -485,8 +470,8 @@ def _partition(fields: Fields, shapes: list[NodeShape], where: str) -> Partition
             min_nodes=least if least > 1 else None,
             max_nodes=_count(fields, "maxnodes", where),
             max_time=None if longest.lower() in _NO_LIMIT else _time(longest),
-            max_mem_per_node=_memory(_count(fields, "maxmempernode", where)),
-            max_mem_per_cpu=_memory(_count(fields, "maxmempercpu", where)),
+            max_mem_per_node=format_megabytes(_count(fields, "maxmempernode", where)),
+            max_mem_per_cpu=format_megabytes(_count(fields, "maxmempercpu", where)),
             max_cpus_per_node=_count(fields, "maxcpuspernode", where),
             qos=_names(fields, "allowqos"),
             accounts=_names(fields, "allowaccounts"),

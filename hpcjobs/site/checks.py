@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -47,6 +48,15 @@ def check_slurm_name(value: str, what: str) -> None:
         raise ValueError(f"{what} {value!r}: use letters, digits and _.:+@/=~-, and start with a letter, a digit or _")
     if len(value) > _LONGEST_NAME:
         raise ValueError(f"{what} {value[:20]}...: {len(value)} characters, at most {_LONGEST_NAME} are allowed")
+
+
+def is_name(value: str, check: Callable[[str, str], None] = check_name) -> bool:
+    """Whether ``check`` accepts the value as a name."""
+    try:
+        check(value, "name")
+    except ValueError:
+        return False
+    return True
 
 
 def check_count(value: int, what: str, *, least: int = 1) -> None:
