@@ -112,6 +112,13 @@ def format_count(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def cell(value: object) -> str:
+    """A value as a cell of a table; ``-`` for None."""
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
 def number_style(value: float) -> str:
     """The format of a number for people: from 100 on, separated thousands and no decimals; below, three digits."""
     return ",.0f" if abs(value) >= 100 else ".3g"

@@ -145,13 +145,6 @@ def _print_records(headers: Sequence[str], rows: Iterable[Sequence[str]], width:
         print()
 
 
-def cell(value: object) -> str:
-    """A value as a cell of a table; ``-`` for None."""
-    if value is None:
-        return "-"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
 def note(text: str) -> None:
     """A line for people, on standard error, so that standard output has only the result."""
     text = "\n".join(map(printable, text.split("\n")))  # rich prints it where bars are drawn

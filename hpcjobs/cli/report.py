@@ -15,7 +15,7 @@ from hpcjobs.cli.output import Json, SiteName, note, opt, print_output, print_ta
 from hpcjobs.cli.terminal import raw
 from hpcjobs.errors import RequestError, nearest, require_packages
 from hpcjobs.remote.connection import record_output
-from hpcjobs.units import format_count
+from hpcjobs.units import cell, format_count
 
 if TYPE_CHECKING:
     from hpcjobs.jobstats.columns import JobFilter
@@ -353,7 +353,6 @@ def sweep(
     require_packages("polars", "matplotlib")
     from hpcjobs.pages import page_folder
     from hpcjobs.sweeps import results_page
-    from hpcjobs.sweeps.results_page import cell
     from hpcjobs.sweeps.sweep import find_sweep
 
     measured = find_sweep(name)

@@ -15,7 +15,7 @@ from msgspec import UNSET
 from hpcjobs.cli.arguments import CommandLineError, VerbGroup
 from hpcjobs.cli.completion import complete_program, complete_sweeps
 from hpcjobs.cli.options import EPILOG, ProgramCommand, with_job_options
-from hpcjobs.cli.output import Json, SiteName, cell, note, opt, print_output, print_table
+from hpcjobs.cli.output import Json, SiteName, note, opt, print_output, print_table
 from hpcjobs.cli.progress import wait_for_sweep
 from hpcjobs.cli.submit import print_notes
 from hpcjobs.cli.terminal import write_document
@@ -26,7 +26,7 @@ from hpcjobs.remote.connection import record_output
 from hpcjobs.scaling import study
 from hpcjobs.site.checks import check_name
 from hpcjobs.site.library import default_site
-from hpcjobs.units import format_count
+from hpcjobs.units import cell, format_count
 
 if TYPE_CHECKING:
     from hpcjobs.scaling.study import Study

@@ -21,7 +21,7 @@ from hpcjobs.pages import PageTable, Picture, Section, figures, make_page_folder
 from hpcjobs.pages.figures import BEHIND, COLOURS, GREY, INK, add_legend, choose_labels, escape_math, new_figure
 from hpcjobs.site.library import describe_partition
 from hpcjobs.sweeps.folder import Definition
-from hpcjobs.units import format_count
+from hpcjobs.units import cell, format_count
 
 Row = dict[str, Any]
 _MAP = LinearSegmentedColormap.from_list("results", mpl.colormaps["viridis_r"](np.linspace(0.08, 0.72, 64)))
@@ -265,10 +265,3 @@ def _summarise(compared: Sequence[dict[str, Any]], params: Sequence[str], metric
 def _storable(value: object) -> object:
     """``value``, or as text an integer that 64 bits do not hold."""
     return str(value) if isinstance(value, int) and value.bit_length() > 63 else value
-
-
-def cell(value: object) -> str:
-    """A parameter or a metric as text."""
-    if value is None:
-        return "-"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
