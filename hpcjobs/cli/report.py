@@ -18,7 +18,6 @@ from hpcjobs.remote.connection import record_output
 from hpcjobs.units import cell, format_count
 
 if TYPE_CHECKING:
-    from hpcjobs.jobstats.columns import JobFilter
     from hpcjobs.scaling.analysis import Analysis
 
 
@@ -84,6 +83,9 @@ def jobs(
     ] = None,
 ) -> None:
     """Report on jobs from the accounting: waits, efficiencies, energy, cost, and what to request next time."""
+    from hpcjobs.files import user_name
+    from hpcjobs.jobstats.columns import JobFilter, check_states, parse_moment
+
     shown = _choose_columns(columns)
     if watch and (as_json or csv or parquet or page):
         raise RequestError("--watch prints a table", hint="leave --json, --csv, --parquet and --page out")
@@ -96,8 +98,19 @@ def jobs(
             raise RequestError(f"{path} cannot be written: there is no folder {path.absolute().parent}")
 
     def look() -> None:
-        job_filter = _make_filter(
-            ids, since, until, user, all_users, account, state, name, "all" if all_clusters else cluster
+        first, last = parse_moment("--since", since), None if until is None else parse_moment("--until", until)
+        if last is not None and last <= first:
+            raise RequestError(f"--until {until} is not after --since {since}")
+        check_states("--state", state or ())
+        job_filter = JobFilter(
+            since=first,
+            until=last,
+            users=tuple(user) if user else None if all_users or ids else (user_name(),),
+            account=account,
+            states=tuple(state) if state else None,
+            name=name,
+            job_ids=tuple(ids) if ids else None,
+            cluster="all" if all_clusters else cluster,
         )
         if not (ids or csv or parquet or page) and _is_without_jobs(site):
             if as_json:
@@ -128,29 +141,6 @@ def jobs(
         sys.stdout.flush()
         time.sleep(_WATCH_S)
     look()
-
-
-def _make_filter(
-    ids: list[str] | None, since: str, until: str | None, users: list[str] | None, all_users: bool, account: str | None,
-    states: list[str] | None, name: str | None, clusters: str | None,
-) -> JobFilter:  # fmt: skip
-    from hpcjobs.files import user_name
-    from hpcjobs.jobstats.columns import JobFilter, check_states, parse_moment
-
-    first, last = parse_moment("--since", since), None if until is None else parse_moment("--until", until)
-    if last is not None and last <= first:
-        raise RequestError(f"--until {until} is not after --since {since}")
-    check_states("--state", states or ())
-    return JobFilter(
-        since=first,
-        until=last,
-        users=tuple(users) if users else None if all_users or ids else (user_name(),),
-        account=account,
-        states=tuple(states) if states else None,
-        name=name,
-        job_ids=tuple(ids) if ids else None,
-        cluster=clusters,
-    )
 
 
 def _is_without_jobs(site: str | None) -> bool:
