@@ -194,29 +194,28 @@ def report(
 
 def table(judged: Sequence[Judged]) -> Iterator[str]:
     """A line per node."""
-    wide = max(len("node"), *(len(each.node.host) for each in judged))
-    yield "  ".join([f"{'node':{wide}}", *(f"{metric.unit:>8}" for metric in METRICS), "verdict"])
-    yield "  ".join([" " * wide, *(f"{_heading(metric.name):>8}" for metric in METRICS)]).rstrip()
-    for each in judged:
-        cells = [_cell(each.node.values.get(metric.name), metric.scale) for metric in METRICS]
-        verdict = "good" if each.good else "BAD: " + "; ".join(each.reasons)
-        yield "  ".join([f"{each.node.host:{wide}}", *(f"{cell:>8}" for cell in cells), verdict])
+    verdicts = ["good" if each.good else "BAD: " + "; ".join(each.reasons) for each in judged]
+    rows = [(each.node.host, each.node.values, verdict) for each, verdict in zip(judged, verdicts, strict=True)]
+    yield from _format_rows(("node", "verdict"), METRICS, rows)
 
 
 def gpu_table(gpus: Sequence[GpuReport]) -> Iterator[str]:
     """A line per GPU."""
-    if not gpus:
-        return
-    wide = max(len(f"{gpu.host} {gpu.title}") for gpu in gpus)
-    yield "  ".join([f"{'GPU':{wide}}", *(f"{metric.unit:>8}" for metric in GPU_METRICS), "model"])
-    yield "  ".join([" " * wide, *(f"{_heading(metric.name):>8}" for metric in GPU_METRICS)]).rstrip()
-    for gpu in gpus:
-        cells = [_cell(gpu.values.get(metric.name), metric.scale) for metric in GPU_METRICS]
-        yield "  ".join([f"{gpu.host + ' ' + gpu.title:{wide}}", *(f"{cell:>8}" for cell in cells), gpu.name])
+    if gpus:
+        rows = [(f"{gpu.host} {gpu.title}", gpu.values, gpu.name) for gpu in gpus]
+        yield from _format_rows(("GPU", "model"), GPU_METRICS, rows)
 
 
-def _heading(name: str) -> str:
-    return name.partition("_")[0]
+def _format_rows(
+    ends: tuple[str, str], metrics: Sequence[Metric], rows: Sequence[tuple[str, Mapping[str, float], str]]
+) -> Iterator[str]:
+    """Two lines of headings, and a line per row: its name, values and last column."""
+    wide = max(len(name) for name in (ends[0], *(name for name, _, _ in rows)))
+    yield "  ".join([f"{ends[0]:{wide}}", *(f"{metric.unit:>8}" for metric in metrics), ends[1]])
+    yield "  ".join([" " * wide, *(f"{metric.name.partition('_')[0]:>8}" for metric in metrics)]).rstrip()
+    for name, values, last in rows:
+        cells = [_cell(values.get(metric.name), metric.scale) for metric in metrics]
+        yield "  ".join([f"{name:{wide}}", *(f"{cell:>8}" for cell in cells), last])
 
 
 def _cell(value: float | None, scale: float) -> str:
