@@ -70,6 +70,10 @@ class Judged:
     def good(self) -> bool:
         return not self.reasons
 
+    @property
+    def verdict(self) -> str:
+        return GOOD if self.good else BAD
+
 
 def judge(nodes: list[NodeMeasurements], *, tolerance: float = TOLERANCE) -> list[Judged]:
     """The verdict on each of ``nodes``, in their order."""
@@ -175,14 +179,7 @@ def report(
         took_s=took_s,
         job_id=os.environ.get("HPCJOBS_JOB_ID"),
         nodes=tuple(
-            NodeReport(
-                each.node.host,
-                GOOD if each.good else BAD,
-                each.reasons,
-                each.score,
-                each.node.address,
-                **each.node.values,
-            )
+            NodeReport(each.node.host, each.verdict, each.reasons, each.score, each.node.address, **each.node.values)
             for each in judged
         ),
         chosen=None if chosen is None else tuple(chosen),
@@ -236,10 +233,7 @@ def collectives(findings: Findings) -> Iterator[str]:
 def remember(path: Path, judged: Sequence[Judged]) -> str | None:
     """Append the verdicts to the site's record; in words why that could not be."""
     now, job = time.time(), os.environ.get("HPCJOBS_JOB_ID")
-    verdicts = [
-        NodeVerdict(each.node.host, GOOD if each.good else BAD, now, "; ".join(each.reasons)[:500], job)
-        for each in judged
-    ]
+    verdicts = [NodeVerdict(each.node.host, each.verdict, now, "; ".join(each.reasons)[:500], job) for each in judged]
     try:
         append(path, verdicts)
     except OSError as error:

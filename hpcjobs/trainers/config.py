@@ -43,26 +43,23 @@ def flag(
 
 
 def positive(kind: Callable[[str], Number]) -> Callable[[str], Number]:
-    return _at_least(kind, "more than 0", lambda value: value > 0)
+    return functools.partial(_parse_number, kind, "more than 0", lambda value: value > 0)
 
 
 def not_negative(kind: Callable[[str], Number]) -> Callable[[str], Number]:
-    return _at_least(kind, "0 or more", lambda value: value >= 0)
+    return functools.partial(_parse_number, kind, "0 or more", lambda value: value >= 0)
 
 
-def _at_least(
-    kind: Callable[[str], Number], requirement: str, holds: Callable[[Number], bool]
-) -> Callable[[str], Number]:
-    def parse(text: str) -> Number:
-        try:
-            value = kind(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-        if not holds(value):
-            raise argparse.ArgumentTypeError(f"{text} is not {requirement}")
-        return value
-
-    return parse
+def _parse_number(
+    kind: Callable[[str], Number], requirement: str, holds: Callable[[Number], bool], text: str
+) -> Number:
+    try:
+        value = kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not holds(value):
+        raise argparse.ArgumentTypeError(f"{text} is not {requirement}")
+    return value
 
 
 class StepRange(NamedTuple):
