@@ -51,7 +51,7 @@ class InstallationFinding(NamedTuple):
 
 
 def examine(name: str | None = None, *, run_job: bool = False, runner: Runner = run) -> Iterator[InstallationFinding]:
-    """Examine the installation and the site ``name`` [the default site]; ``run_job``: by a job its node too."""
+    """Examine the installation and the site ``name`` [the default site]; ``run_job``: a job looks at its node too."""
     yield from _list_versions()
     entries = list_sites()
     counts = Counter(entry.layer for entry in entries if not entry.shadowed)

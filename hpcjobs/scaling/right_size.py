@@ -151,7 +151,8 @@ def estimate_starts(run_dir: Path, options: Sequence[str], *, runner: Runner = r
     job = plan_in(run_dir).job
     if not job.kind.takes_sbatch_options or not is_known_configuration(job.slurm_conf):
         return None
-    cwd, script = job.chdir if Path(job.chdir).is_dir() else None, str(run_dir / "job.sh")
+    cwd = job.chdir if Path(job.chdir).is_dir() else None
+    script = str(run_dir / "job.sh")
     before, after = (
         ask_sbatch([*more, script], slurm_conf=job.slurm_conf, cwd=cwd, runner=runner).start for more in ((), options)
     )

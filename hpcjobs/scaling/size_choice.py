@@ -23,7 +23,6 @@ from hpcjobs.site.models import Frozen, Resources
 from hpcjobs.units import format_count, format_number, human_duration
 
 if TYPE_CHECKING:
-    from hpcjobs.scaling.earlier_runs import EarlierRun
     from hpcjobs.scaling.fits import Interval
 
 PER: Final = {"nodes": "nodes", "ntasks_per_node": "tasks per node", "cpus_per_task": "CPUs per task"}
@@ -196,7 +195,16 @@ class SizeChoice(NamedTuple):
     reason: str
 
 
-def measure_sizes(runs: Mapping[int, Sequence[EarlierRun]]) -> list[MeasuredSize]:
+class Measurement(Protocol):
+    """One measurement of a size."""
+
+    @property
+    def throughput(self) -> float | None: ...
+    @property
+    def duration_s(self) -> float | None: ...
+
+
+def measure_sizes(runs: Mapping[int, Sequence[Measurement]]) -> list[MeasuredSize]:
     """Means and efficiencies with their 95 % intervals, smallest size first; every run has a throughput."""
     from hpcjobs.scaling.fits import RunGroups  # needs scipy, and other submissions have no size to choose
 
