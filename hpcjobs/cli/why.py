@@ -17,7 +17,7 @@ from hpcjobs.cli.options import EPILOG, ProgramCommand, with_job_options
 from hpcjobs.cli.output import AnySite, JobSite, Json, SpecFile, opt, print_output, print_table
 from hpcjobs.errors import RequestError, UnknownJobError, reason_of
 from hpcjobs.job.models import JobSpec
-from hpcjobs.units import cell, format_number, human_duration
+from hpcjobs.units import format_number, human_duration
 
 if TYPE_CHECKING:
     from hpcjobs.diagnosis.gather import Subject
