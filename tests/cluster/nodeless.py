@@ -192,5 +192,7 @@ def controller(conf: Path) -> Iterator[Nodeless]:
         yield running
     finally:
         running.run("scancel", "--user=root")
+        if daemon.poll() is None:  # sacctmgr removes no cluster with jobs that have not ended
+            eventually(lambda: "DBD Agent queue size: 0" in running.run("sdiag").stdout, what="the accounting of all")
         daemon.terminate()
         daemon.wait(timeout=240)

@@ -383,7 +383,7 @@ def inside(
     def fdopen(descriptor: int, mode: str = "r", *args: Any, **options: Any) -> Any:
         file = open(descriptor, mode, *args, **options)  # noqa: SIM115 - the caller closes it
         if world.current is not None and "w" in mode and "b" in mode:
-            return _Failing(file, world)
+            return _Failing(file, world, files.root)
         return file
 
     defaults, reruns = SlurmScheduler.__init__.__kwdefaults__, itertools.count()
@@ -450,17 +450,19 @@ def inside(
 class _Failing:
     """A file whose writing may fail."""
 
-    def __init__(self, file: Any, world: World) -> None:
-        self._file, self._world = file, world
+    def __init__(self, file: Any, world: World, root: str) -> None:
+        self._file, self._world, self._root = file, world, root
 
     def write(self, data: bytes) -> int:
-        detail = self._world.point("write") if self._world.current is not None else None
-        if detail is not None:
+        process = self._world.current
+        detail = self._world.point("write") if process is not None else None
+        if process is not None and detail is not None:
             self._file.write(data[: len(data) // 2])
             if detail in ("torn", "short"):
                 self._file.flush()
-                assert self._world.current is not None
-                self._world.kill(self._world.current)
+                self._world.kill(process)
+            path = os.readlink(f"/proc/self/fd/{self._file.fileno()}")
+            self._world.log(f"{process.name}: {detail} on {path.removeprefix(self._root)}")
             raise file_error(detail, "")
         written: int = self._file.write(data)
         return written
