@@ -334,14 +334,24 @@ def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord
         accounted, error = {}, no_answer
     ended = {job_id: [r for r in records if r.state.ended] for job_id, records in accounted.items()}
     candidates = [entry for entry, _, _ in members if entry.is_foreign and current_id(entry) in ended_ids]
-    if late := [
+    late = {
         current_id(entry)
         for entry in candidates
         if not covers_tasks(entry, _ours(entry, ended)) or any(not r.state.ended for r in _ours(entry, accounted))
-    ]:
-        for job_id, records in _by_parent(r for r in scheduler.show_jobs(late) if r.state.ended).items():
-            there = {record.job_id for record in ended.get(job_id, [])}
-            accounted[job_id] = ended.get(job_id, []) + [r for r in records if r.job_id not in there]
+    }
+    # What a user put back into the queue after squeue's answer: the accounting has it as waiting.
+    put_back = {
+        current_id(member.entry)
+        for member, records in zip(members, queued, strict=True)
+        if not records and not all_ended(member.entry)
+        if any(not r.state.ended for r in _ours(member.entry, accounted))
+    }
+    shown = scheduler.show_jobs(late | put_back) if late or put_back else []
+    for job_id, records in _by_parent(r for r in shown if r.state.ended and parent_id(r.job_id) in late).items():
+        there = {record.job_id for record in ended.get(job_id, [])}
+        accounted[job_id] = ended.get(job_id, []) + [r for r in records if r.job_id not in there]
+    alive = _by_parent(r for r in shown if not r.state.ended)
+    queued = [records or _ours(member.entry, alive) for member, records in zip(members, queued, strict=True)]
     return [
         _resolve(member, records, [_correct(member.entry, r) for r in _ours(member.entry, accounted)])
         if records or error is None or member.accounted is not None
