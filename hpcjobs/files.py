@@ -101,7 +101,8 @@ def find_planted(folder: AnyPath) -> Optional[str]:
     A group's folder elsewhere is used, whoever made it. What is not there yet was made by nobody.
     """
     for path in dict.fromkeys((os.path.abspath(folder), os.path.realpath(folder))):
-        while path != (parent := os.path.dirname(path)):
+        while path != os.path.dirname(path):
+            parent = os.path.dirname(path)
             if _is_of_another(path) and os.stat(parent).st_mode & 0o002:
                 return path
             path = parent

@@ -309,6 +309,7 @@ def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord
     queue are reported by their run folders, since their absence from the accounting is not known.
     """
     # The queue first: a job that ends between the two queries is found by one of them.
+    since = time.time()
     queue = scheduler.queue()
     _adopt_continuations((member.entry for member in members), queue)
     by_parent = _by_parent(queue)
@@ -332,32 +333,31 @@ def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord
         accounted = _by_parent(scheduler.account(ended_ids) if ended_ids else [])
     except SchedulerDownError as no_answer:
         accounted, error = {}, no_answer
+    queued = [
+        records or ([] if member.ends else [r for r in _ours(member.entry, accounted) if _is_put_back(r, since=since)])
+        for member, records in zip(members, queued, strict=True)
+    ]
     ended = {job_id: [r for r in records if r.state.ended] for job_id, records in accounted.items()}
     candidates = [entry for entry, _, _ in members if entry.is_foreign and current_id(entry) in ended_ids]
-    late = {
+    if late := [
         current_id(entry)
         for entry in candidates
         if not covers_tasks(entry, _ours(entry, ended)) or any(not r.state.ended for r in _ours(entry, accounted))
-    }
-    # What a user put back into the queue after squeue's answer: the accounting has it as waiting.
-    put_back = {
-        current_id(member.entry)
-        for member, records in zip(members, queued, strict=True)
-        if not records and not all_ended(member.entry)
-        if any(not r.state.ended for r in _ours(member.entry, accounted))
-    }
-    shown = scheduler.show_jobs(late | put_back) if late or put_back else []
-    for job_id, records in _by_parent(r for r in shown if r.state.ended and parent_id(r.job_id) in late).items():
-        there = {record.job_id for record in ended.get(job_id, [])}
-        accounted[job_id] = ended.get(job_id, []) + [r for r in records if r.job_id not in there]
-    alive = _by_parent(r for r in shown if not r.state.ended)
-    queued = [records or _ours(member.entry, alive) for member, records in zip(members, queued, strict=True)]
+    ]:
+        for job_id, records in _by_parent(r for r in scheduler.show_jobs(late) if r.state.ended).items():
+            there = {record.job_id for record in ended.get(job_id, [])}
+            accounted[job_id] = ended.get(job_id, []) + [r for r in records if r.job_id not in there]
     return [
         _resolve(member, records, [_correct(member.entry, r) for r in _ours(member.entry, accounted)])
         if records or error is None or member.accounted is not None
         else _written(member.entry, reason=_NOT_ACCOUNTED)
         for member, records in zip(members, queued, strict=True)
     ], error
+
+
+def _is_put_back(record: JobRecord, *, since: float) -> bool:
+    """The job was requeued by hand after squeue was asked, which did not have it: for the accounting it waits."""
+    return record.state is State.PENDING and record.submitted is not None and record.submitted >= int(since)
 
 
 def is_in_queue(entry: Entry, *, connect: ConnectQueue = connect) -> bool:

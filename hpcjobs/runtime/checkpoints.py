@@ -208,7 +208,7 @@ def prune(folder: Path, *, keep: int, soundness: Soundness, owner: str | int | N
         except OSError as error:
             print_error(f"warning: {place} can't be read, and stays: {error}")
             continue
-        shutil.rmtree(place, ignore_errors=True)
+        _remove(place)
     for left in folder.glob(".step-*"):
         if not left.name.endswith(f".{os.getpid() if owner is None else owner}"):
             shutil.rmtree(left, ignore_errors=True)
@@ -216,6 +216,15 @@ def prune(folder: Path, *, keep: int, soundness: Soundness, owner: str | int | N
         for beside in folder.glob(f".{link}.*"):
             with suppress(OSError):
                 beside.unlink()
+
+
+def _remove(place: Path) -> None:
+    """Remove a checkpoint under another name: what a kill leaves of it is no damaged checkpoint."""
+    aside = place.with_name(f".{place.name}.removed")
+    shutil.rmtree(aside, ignore_errors=True)
+    with suppress(OSError):
+        place.rename(aside)
+    shutil.rmtree(aside if aside.exists() else place, ignore_errors=True)
 
 
 def recorded_loss(place: Path) -> float | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import io
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -16,6 +18,7 @@ from jinja2 import Environment, nodes
 
 from hpcjobs.data import data_folder
 from hpcjobs.job.models import Job
+from hpcjobs.packing import pack
 from hpcjobs.scheduler.base import connect
 from hpcjobs.scheduler_kind import CLUSTER, KINDS
 from hpcjobs.site.models import Site
@@ -230,6 +233,18 @@ def calls(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Call):
             first, dot, rest = ast.unparse(node.func).partition(".")
             yield names.get(first, first) + dot + rest
+
+
+@pytest.mark.parametrize(
+    ("program", "minor"), [("node", 6), ("node.monitor", 6), ("node.figures", 6), ("node.session", 9)]
+)
+def test_what_is_packed_for_nodes_has_the_syntax_of_their_oldest_python(program: str, minor: int) -> None:
+    """Few machines have so old a Python, which refuses the complete file for one line."""
+    with zipfile.ZipFile(io.BytesIO(pack(f"hpcjobs.{program}"))) as packed:
+        for name in packed.namelist():
+            text = packed.read(name).decode()
+            ast.parse(text, name, feature_version=(3, minor))
+            assert minor > 6 or "from __future__ import annotations" not in text, f"{name}: that is of Python 3.7"
 
 
 def test_programs_are_started_in_one_package() -> None:

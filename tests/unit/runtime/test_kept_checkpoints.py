@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_run import run_script
+from test_run import read_losses, run_script
 
 from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.checkpoints import CheckpointMeta
@@ -37,7 +37,8 @@ def fail(event, arguments):
     if writes and "/folder" in f"{arguments[0]}{arguments[1]}":
         left -= 1
         if left == 0 or (left < 0 and os.environ["STAYS"] == "yes"):
-            raise OSError(errno.ENOSPC, "No space left on device", str(arguments[0]))
+            number = getattr(errno, os.environ["ERROR"])
+            raise OSError(number, os.strerror(number), str(arguments[0]))
 
 def train():
     signals.LAST_SAVE_S = 0.05 if os.environ["STAYS"] == "yes" else 60.0
@@ -70,6 +71,61 @@ while True:
     os.chdir("..")
     Path(place, "code").write_text(str(code))
     if int(Path("left").read_text()) > 0:  # it has so many writes no more
+        break
+"""
+
+KILLED_AT_EACH_CHANGE = """
+import os, sys
+from pathlib import Path
+import hpcjobs.runtime
+
+left = 0
+
+def kill(event, arguments):
+    global left
+    changes = event in ("os.mkdir", "os.rename", "os.symlink", "os.remove", "os.rmdir") or (
+        event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+    )
+    if changes:
+        left -= 1
+        if left == 0:
+            os._exit(9)
+
+def train(kills_at):
+    global left
+    left = kills_at
+    run = hpcjobs.runtime.start(run_dir=str(Path("folder").absolute()), keep=1)
+    begun = (run.load() or {"step": 0})["step"]
+    Path("begun").write_text(str(begun))
+    for step in range(begun + 1, 4):
+        run.log(step, loss=1.0)
+        run.save(step, {"step": step})
+    run.finish()
+    Path("completed").touch()
+
+def in_a_process(kills_at):
+    if (child := os.fork()) == 0:
+        code = 1
+        try:
+            train(kills_at)
+            code = 0
+        except SystemExit as ended:
+            code = ended.code
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+sys.addaudithook(kill)
+for number in range(1, 1000):
+    Path(f"{number}/folder").mkdir(parents=True)
+    os.chdir(f"{number}")
+    first = in_a_process(number)
+    metrics = Path("folder/metrics.jsonl")
+    Path("before").write_text(metrics.read_text() if metrics.exists() else "")
+    later = in_a_process(0)
+    Path("codes").write_text(f"{first} {later}")
+    os.chdir("..")
+    if first != 9:  # it has so many changes no more
         break
 """
 
@@ -153,11 +209,17 @@ def test_a_program_that_goes_back_to_an_earlier_step_keeps_what_it_saves_then(tm
     assert "resumed at step 5" in run_script(tmp_path, BEGIN, KEEP="1").stdout
 
 
-@pytest.mark.parametrize(("stays", "pause_s"), [("no", "0"), ("no", "60"), ("yes", "60")])
-def test_a_disk_that_is_full_at_any_write_leaves_the_newest_state_or_ends_the_run_with_its_code(
-    tmp_path: Path, stays: str, pause_s: str
+@pytest.mark.parametrize(
+    ("error", "stays", "pause_s"),
+    [
+        *(("ENOSPC", "no", "0"), ("ENOSPC", "no", "60"), ("ENOSPC", "yes", "60")),
+        *((error, "no", "0") for error in ("EIO", "EDQUOT", "ESTALE", "EACCES")),
+    ],
+)
+def test_any_write_that_fails_leaves_the_newest_state_or_ends_the_run_with_its_code(
+    tmp_path: Path, error: str, stays: str, pause_s: str
 ) -> None:
-    done = run_script(tmp_path, EACH_WRITE, STAYS=stays, PAUSE_S=pause_s, KEEP="1")
+    done = run_script(tmp_path, EACH_WRITE, ERROR=error, STAYS=stays, PAUSE_S=pause_s, KEEP="1")
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     tries = sorted(tmp_path.glob("*/code"), key=lambda path: int(path.parent.name))
@@ -177,6 +239,27 @@ def test_a_disk_that_is_full_at_any_write_leaves_the_newest_state_or_ends_the_ru
             assert set(noted) <= {1, 2, 3}
         elif int(path.parent.name) > 12:
             assert sound, f"write {path.parent.name}: an earlier checkpoint was complete"
+
+
+def test_a_run_that_is_killed_at_any_change_of_a_file_goes_on_from_its_newest_checkpoint(tmp_path: Path) -> None:
+    done = run_script(tmp_path, KILLED_AT_EACH_CHANGE)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    tries = sorted(tmp_path.glob("*/codes"), key=lambda path: int(path.parent.name))
+    assert [path.read_text() for path in tries[:-1]] == ["9 0"] * (len(tries) - 1)
+    assert len(tries) > 30, "so many changes there are at least"
+    for path in tries:
+        folder, place = path.parent / "folder", f"change {path.parent.name}"
+        noted = [
+            json.loads(line)["step"]
+            for line in (path.parent / "before").read_text().splitlines(keepends=True)
+            if line.endswith("\n") and json.loads(line)["kind"] == "checkpoint"
+        ]
+        assert int((path.parent / "begun").read_text()) >= max(noted, default=0), place
+        assert read_losses(folder) == [(step, 1.0) for step in (1, 2, 3)], place
+        assert list_sound(folder / "checkpoints")[0] == "step-00000003", place
+        assert (folder / "checkpoints" / "latest").resolve().name == "step-00000003", place
+        assert list_sound(folder / "checkpoints") == [each.name for each in checkpoints.steps(folder / "checkpoints")]
 
 
 def test_no_line_of_metrics_names_a_checkpoint_that_is_not_on_disk_and_the_last_state_is_written(

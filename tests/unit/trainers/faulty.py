@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -127,3 +129,26 @@ def counted(config: Config) -> Workload:
             Path(os.environ["HPCJOBS_RUN_DIR"], "counted.json").write_text(json.dumps(seen), encoding="utf-8")
 
     return replace(_at_each_step(config, happens), blocks=(nn.Linear,))
+
+
+def failing(config: Config) -> Workload:
+    """The change of a file in the run folder whose number is FAILS_AT fails with the error FAILS, or is a kill."""
+    folder, left = os.environ["HPCJOBS_RUN_DIR"], int(os.environ["FAILS_AT"])
+
+    def fail(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal left
+        changes = event in ("os.mkdir", "os.rename", "os.symlink", "os.remove", "os.rmdir") or (
+            event == "open" and isinstance(arguments[2], int) and bool(arguments[2] & (os.O_WRONLY | os.O_RDWR))
+        )
+        if not changes or not any(str(argument).startswith(f"{folder}/") for argument in arguments[:2]):
+            return
+        left -= 1
+        if left == 0 and os.environ["FAILS"] == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if left == 0:
+            number = getattr(errno, os.environ["FAILS"])
+            print(f"fails: {event} {arguments[0]}", flush=True)
+            raise OSError(number, os.strerror(number), str(arguments[0]))
+
+    sys.addaudithook(fail)
+    return noisy_points(config)

@@ -35,6 +35,27 @@ def test_a_run_killed_ten_times_at_random_steps_and_resumed_has_the_same_losses_
     assert ended.summary.evaluation == alone.summary.evaluation
 
 
+@pytest.mark.parametrize("error", ["kill", "ENOSPC"])
+def test_a_run_in_which_any_change_of_a_file_fails_goes_on_with_the_same_losses(world: World, error: str) -> None:
+    flags = ("ddp", "--workload", "faulty:failing", "--log-every", "1", "--checkpoint-every", "1", "--steps", "3")
+    flags, env = (*flags, "--checkpoint-keep", "1"), {"PYTHONPATH": worlds_path(), "FAILS": error, "FAILS_AT": "0"}
+    alone = world(1, *flags, env=env, run_dir="alone")
+    for number in range(1, 1000):
+        first = world(1, *flags, env={**env, "FAILS_AT": f"{number}"}, run_dir=f"{number}")
+        if first.codes == [0] and "fails: " not in first.out[0]:
+            break  # it has so many changes no more
+        assert first.codes[0] in ([-9] if error == "kill" else [0, 20]), (number, first)
+        assert "Traceback" not in first.err[0], (number, first)
+        later = world(1, *flags, env=env, run_dir=f"{number}")
+        assert later.codes == [0], (number, first, later)
+        assert later.losses() == alone.losses(), (number, first, later)
+        assert later.summary.evaluation == alone.summary.evaluation
+        assert "damaged" not in later.out[0] + later.err[0], (number, first, later)
+        newest, damage = next(iter(checkpoints.newest_valid(later.run_dir / "checkpoints")))
+        assert (newest.name, damage) == ("step-00000003", None), (number, first, later)
+    assert number > 20, "so many changes there are at least"
+
+
 @pytest.fixture
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A finished run of a world of one, with checkpoints at steps 18, 27 and 30."""
