@@ -397,8 +397,9 @@ def decide(entries: Iterable[QueuedJob], outcome: Outcome) -> dict[str, StartDec
             verdict = Wait("Priority", (first,))
         elif verdict is None:
             gpus = machine.fit(entry.request)
-            running = tuple(e.job for e in entries if e.started is not None)
-            verdict = Wait("Resources", running) if gpus is None else Start(gpus)
+            starting = {name for name, other in verdicts.items() if isinstance(other, Start)}
+            busy = tuple(e.job for e in entries if e.started is not None or e.job.job_id in starting)
+            verdict = Wait("Resources", busy) if gpus is None else Start(gpus)
         if isinstance(verdict, Start):
             held_back = not _take_turn(entry, verdict.gpus, machine, entries)
         else:
