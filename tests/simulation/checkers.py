@@ -355,9 +355,7 @@ def check_waits(life: Life, one: Submission) -> None:
         # An accounting without commands has the end of the job that got the id of a lost one.
         is_alike = not life.settings.keeps_commands and any(_has_namesake(life, job) for job in jobs)
         is_unknown = any(record.state.value == "UNKNOWN" for known in this.known for record in known.records)
-        # A signal that is not Slurm's: what the job wrote about it is all that is left without accounting.
-        is_signalled = any("SIGTERM, not handled" in line and "job" in line for line in life.world.trace)
-        is_certain = not is_unknown and not (is_signalled and life.settings.accounting in ("absent", "lossy", "late"))
+        is_certain = not is_unknown and not _is_signalled(life)
         if states == {"COMPLETED"} and this.code != 0 and not one.requeued and is_certain:
             life.errors.append(f"{one.plan.run_dir}: wait ends with {this.code}, and the job completed")
         _check_code(life, one, this, is_certain=is_certain)
@@ -365,6 +363,12 @@ def check_waits(life: Life, one: Submission) -> None:
         has_completed = "COMPLETED" in states | states_before or life.works[this.known[0].entry.run_dir].completed
         if this.code == 0 and not has_completed and not is_alike:
             life.errors.append(f"{one.plan.run_dir}: wait ends with 0, and the job ended as {sorted(states)}")
+
+
+def _is_signalled(life: Life) -> bool:
+    """A signal that is not Slurm's: what the job wrote about it is all that is left without accounting."""
+    is_sent = any("SIGTERM, not handled" in line and "job" in line for line in life.world.trace)
+    return is_sent and life.settings.accounting in ("absent", "lossy", "late")
 
 
 def _check_code(life: Life, one: Submission, this: Wait, *, is_certain: bool) -> None:
@@ -561,7 +565,9 @@ def _check_last(life: Life, run_dir: str, job_id: str, last: tuple[float, str, s
         life.errors.append(f"{run_dir}: job {job_id} is shown as COMPLETED ({source}), and ended as {truth.state}")
     # It lost the last start, whose times may be those of the start before by another clock.
     is_late = any(state == ended and (truth.end or 0.0) - when <= CLOCK_TOLERANCE_S for when, ended in truth.ends)
-    if truth.state == "COMPLETED" and state in ENDED and not (life.settings.accounting == "lossy" and is_late):
+    is_signalled = source == "job" and state == "CANCELLED" and _is_signalled(life)
+    is_lost = life.settings.accounting == "lossy" and is_late
+    if truth.state == "COMPLETED" and state in ENDED and not is_lost and not is_signalled:
         life.errors.append(f"{run_dir}: job {job_id} is shown as {state} ({source}), and COMPLETED")
     # It ended by itself, and slurmctld, which was away, met its limit before it heard of that.
     code = truth.attempts[-1].code if truth.attempts else None
