@@ -170,6 +170,8 @@ def check_known(life: Life, one: Submission) -> None:
             continue
         if any(folder in warning and "in the list of jobs" in warning for warning in life.world.warnings):
             continue  # the user was told to name it by its folder
+        if one.outcome != "accepted" and all(job.state == "LOST" and not job.attempts for job in jobs):
+            continue  # no answer came, and slurmctld forgot each request before it began: there is no job
         # Whom no id was told may find the job under that of the one which continues it.
         roots = originals if one.outcome == "accepted" else sorted({job.root for job in jobs})
         if not any((folder, str(root)) in listed for root in roots) and not _is_untraceable(life, folder, jobs):
