@@ -172,8 +172,9 @@ def check_known(life: Life, one: Submission) -> None:
             continue  # the user was told to name it by its folder
         if one.outcome != "accepted" and all(job.state == "LOST" and not job.attempts for job in jobs):
             continue  # no answer came, and slurmctld forgot each request before it began: there is no job
-        # Whom no id was told may find the job under that of the one which continues it.
-        roots = originals if one.outcome == "accepted" else sorted({job.root for job in jobs})
+        # Whom no id was told, or late, may find the job under that of the one which continues it.
+        is_first = one.outcome == "accepted" and one.entry is not None and int(one.entry.job_id) in originals
+        roots = originals if is_first else sorted({job.root for job in jobs})
         if not any((folder, str(root)) in listed for root in roots) and not _is_untraceable(life, folder, jobs):
             life.errors.append(f"{folder}: job {originals} was accepted, and ps does not list it")
 

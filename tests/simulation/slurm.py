@@ -948,7 +948,9 @@ class Slurm:
             self.world.after(back_after_s, back)
 
     def preempt(self) -> None:
-        """Preempt the job that runs longest."""
+        """Preempt the job that runs longest, which a slurmctld that is away does not do."""
+        if self.down["ctl"]:
+            return
         running = [job for job in self.jobs.values() if job.attempt is not None and job.attempt.cause is None]
         if running:
             self._terminate(min(running, key=lambda job: job.start or 0.0), "PREEMPTED")
