@@ -278,12 +278,12 @@ class Life:
         """`hpcjobs ps -a`."""
         shown = listing.listing(since=EPOCH_S - 1)
         self.listed = [(row.run_dir, row.record) for row in shown.rows if row.run_dir is not None]
-        self.note("ps", list(self.listed))
+        self.note("ps", list(self.listed), is_away=bool(shown.errors))
 
-    def note(self, who: str, rows: list[tuple[str | None, JobRecord]]) -> None:
+    def note(self, who: str, rows: list[tuple[str | None, JobRecord]], *, is_away: bool = False) -> None:
         current = self.world.current
         is_misled = current is not None and current.name in self.world.misled
-        away = self.slurm.down["dbd"] or self.slurm.down["ctl"] or is_misled
+        away = is_away or self.slurm.down["dbd"] or self.slurm.down["ctl"] or is_misled
         checkers.check_shown(self, who, rows)
         self.seen += [
             Seen(self.world.now, who, run_dir, record, away) for run_dir, record in rows if run_dir is not None
