@@ -544,9 +544,10 @@ def _check_last(life: Life, run_dir: str, job_id: str, last: tuple[float, str, s
     if truth.state == "LOST":
         if when < life.slurm.back_at:
             return  # it was not lost yet
-        ends = {*(attempt.end_state for attempt in truth.attempts), *(ended for _, ended in truth.ends)}
+        ends = {attempt.end_state for job in jobs for attempt in job.attempts}
+        ends |= {ended for job in jobs for _, ended in job.ends}
         if source in ("sacct", "scontrol") and state in ends:
-            return  # the end of a start before the one that was lost; that of scontrol was kept
+            return  # the end of a start, or of a job, before the one that was lost; that of scontrol was kept
         if source in ("squeue", "scontrol") or (source == "sacct" and state in ENDED):
             life.errors.append(
                 f"{run_dir}: job {job_id} was lost with slurmctld's state, and {source} has it as {state}"
