@@ -567,11 +567,8 @@ def _check_last(life: Life, run_dir: str, job_id: str, last: tuple[float, str, s
     completed = bool(life.works[run_dir].completed)
     if state == "COMPLETED" and not completed:
         life.errors.append(f"{run_dir}: job {job_id} is shown as COMPLETED ({source}), and ended as {truth.state}")
-    # It lost the last start, whose times may be those of the start before by another clock.
-    is_late = any(state == ended and (truth.end or 0.0) - when <= CLOCK_TOLERANCE_S for when, ended in truth.ends)
     is_signalled = source == "job" and state == "CANCELLED" and _is_signalled(life)
-    is_lost = life.settings.accounting == "lossy" and is_late
-    if truth.state == "COMPLETED" and state in ENDED and not is_lost and not is_signalled:
+    if truth.state == "COMPLETED" and state in ENDED and not is_signalled and not _lacks_last_start(life, truth, state):
         life.errors.append(f"{run_dir}: job {job_id} is shown as {state} ({source}), and COMPLETED")
     # It ended by itself, and slurmctld, which was away, met its limit before it heard of that.
     code = truth.attempts[-1].code if truth.attempts else None
@@ -586,6 +583,15 @@ def _check_last(life: Life, run_dir: str, job_id: str, last: tuple[float, str, s
     is_known = truth.put_back_at is None or life.settings.keeps_commands
     if state == "UNKNOWN" and life.settings.accounting == "prompt" and wrote_all and is_known:
         life.errors.append(f"{run_dir}: job {job_id} is UNKNOWN to {who}, and the accounting has {truth.state}")
+
+
+def _lacks_last_start(life: Life, job: Job, state: str) -> bool:
+    """A lossy accounting may lack the last start, which by another clock may be one that ended as ``state``."""
+    started = {attempt.ended: attempt.started for attempt in job.attempts}
+    before = [started.get(when, when) for when, ended in job.ends if ended == state]
+    return life.settings.accounting == "lossy" and any(
+        job.attempts[-1].started - one <= CLOCK_TOLERANCE_S for one in before
+    )
 
 
 def _has_namesake(life: Life, job: Job) -> bool:
