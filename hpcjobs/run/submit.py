@@ -142,6 +142,9 @@ def hand_over(plan: Plan, scheduler: JobQueue, *, refused: Callable[[Plan], None
             # Only the answer may be lost: then the next command looks for the job.
             if isinstance(error, SchedulerDownError) and error.maybe_taken:
                 submission.keep_begun(begun)
+                if deferred:  # the signal, not this error, ends the command
+                    text = f"interrupted, and Slurm may have taken job {plan.job.name}: look with `hpcjobs ps`"
+                    warnings.warn(text, HpcJobsWarning, stacklevel=2)
             else:
                 if refused is not None:
                     refused(plan)

@@ -225,7 +225,7 @@ def check_shown(life: Life, who: str, rows: list[tuple[str | None, JobRecord]]) 
 
 def check_cancelled(life: Life, one: Submission) -> None:
     """A cancelled job stays cancelled."""
-    if one.cancelled is None or life.has_forgotten:
+    if one.cancelling is None or one.cancelled is None or life.has_forgotten:
         return
     for folder in folders_of(life, one):
         jobs = jobs_of(life, folder)
@@ -234,7 +234,7 @@ def check_cancelled(life: Life, one: Submission) -> None:
         for job in jobs:
             if job.first_submit > one.cancelled and "--dependency=afterany" not in job.submit_line:
                 continue
-            if any(when > one.cancelled for when in one.requeued):
+            if any(when > one.cancelling for when in one.requeued):
                 continue
             if not job.has_ended and job.state != "LOST":
                 life.errors.append(f"{folder}: cancelled, and job {job.id} is {job.shown_state}")
@@ -246,13 +246,15 @@ def check_cancelled(life: Life, one: Submission) -> None:
 
 
 def check_interrupted(life: Life, plan: Plan) -> None:
-    """Ctrl-C waits until an accepted job is recorded."""
+    """Ctrl-C waits until an accepted job is recorded, or says that it may have been accepted."""
     process = life.world.current
     assert process is not None
     is_recorded = os.path.exists(f"{plan.run_dir}/submitted.json")
     if not process.alive:  # it was killed, and the signal that it deferred shows only as it is undone
         return
-    if process.has_submitted and not is_recorded and _is_undisturbed(life, signals=True) and not _is_misled(life):
+    is_told = any(f"may have taken job {plan.job.name}:" in warning for warning in life.world.warnings)
+    is_known = is_recorded or is_told
+    if process.has_submitted and not is_known and _is_undisturbed(life, signals=True) and not _is_misled(life):
         life.errors.append(f"{plan.run_dir}: interrupted before the accepted job was recorded")
 
 
@@ -321,7 +323,7 @@ def _is_undisturbed(life: Life, *, signals: bool = False) -> bool:
 
 def check_strangers(life: Life, one: Submission) -> None:
     """Nobody's job is cancelled because another one had, or has, its id."""
-    if one.is_cancelling or one.token is not None or life.has_forgotten:
+    if one.cancelling is not None or one.token is not None or life.has_forgotten:
         return
     jobs = jobs_of(life, one.plan.run_dir.as_posix())
     for job in jobs if len({job.root for job in jobs}) == 1 else []:
@@ -416,7 +418,7 @@ def _check_attempts(life: Life, one: Submission, folder: str, job_id: str) -> No
     keys = [line.key for line in lines]
     if len(set(keys)) != len(keys):
         life.errors.append(f"{folder}: attempts.jsonl has an attempt twice: {keys}")
-    is_cancelled = one.is_cancelling or any(job.cancelled_at is not None for job in jobs_of(life, folder))
+    is_cancelled = one.cancelling is not None or any(job.cancelled_at is not None for job in jobs_of(life, folder))
     is_cancelled |= any(fault.detail in ("TERM", "INT", "HUP") for fault in life.world.injected)  # as by scancel
     state = read_usable(path, lambda: read_state_file(path / STATE))
     if state is not None and state.state == "CANCELLED" and not is_cancelled and not _is_misled(life):
@@ -530,9 +532,10 @@ def _check_last(life: Life, run_dir: str, job_id: str, last: tuple[float, str, s
         not one.array
         and state == "UNKNOWN"
         and truth.state == "CANCELLED"
+        and one.cancelling is not None
         and one.cancelled is not None
         and life.settings.accounting != "lossy"
-        and not any(when > one.cancelled for when in one.requeued)  # which undoes the note of the cancellation
+        and not any(when > one.cancelling for when in one.requeued)  # which undoes the note of the cancellation
         and not _started_meanwhile(life, truth, one.cancelled)
         and _is_undisturbed(life)
         and not _is_misled(life, "cancel")

@@ -64,8 +64,8 @@ class Submission:
     """``accepted``, ``refused``, ``unknown`` (may have been taken), ``killed``, ``interrupted``."""
     entry: Entry | None = None
     cancelled: float | None = None
-    is_cancelling: bool = False
-    """Somebody tried to, whatever became of it."""
+    cancelling: float | None = None
+    """Since when somebody tries to, whatever becomes of it."""
     requeued: list[float] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
 
@@ -309,7 +309,7 @@ class Life:
 
     def cancel(self, one: Submission) -> None:
         entry = self.entry_of(one)
-        one.is_cancelling = True
+        one.cancelling = self.world.now
         outcome = control.cancel([entry])
         if outcome.cancelled:
             one.cancelled = self.world.now

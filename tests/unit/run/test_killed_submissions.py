@@ -158,6 +158,20 @@ def test_a_signal_that_comes_while_sbatch_answers_waits_until_the_job_is_recorde
     assert f"cancelled {job_id}" in within("cancel", "--all").out
 
 
+def test_ctrl_c_while_slurm_does_not_answer_says_that_the_job_may_have_been_taken(slurm: SlurmWithMemory) -> None:
+    away = "echo 'error: Socket timed out on send/recv operation' >&2; exit 1"
+    slurm.clear(interruption="INT", answer=away)
+    squeue = slurm.folder / "squeue"
+    there = squeue.read_text()
+    squeue.write_text(f"#!/bin/sh\n{away}\n")
+    process = start("submit", "--name", "mine", "true", start_new_session=True)
+    err = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert "interrupted, and Slurm may have taken job mine: look with `hpcjobs ps`" in err
+    squeue.write_text(there)
+    assert [row["record"]["job_id"] for row in json.loads(lines("ps", "--json"))] == list(slurm.jobs())
+
+
 def test_a_job_that_is_found_later_has_the_time_of_its_submission(slurm: SlurmWithMemory) -> None:
     """By which its record in the accounting is known: that has no script."""
     slurm.clear(interruption="KILL")
