@@ -53,7 +53,15 @@ from hpcjobs.run.job_files import (
     tasks_of,
     write_continuation,
 )
-from hpcjobs.scheduler.base import JobQueue, JobRecord, Scheduler, State, connect, reachable_clusters
+from hpcjobs.scheduler.base import (
+    JobQueue,
+    JobRecord,
+    QueueReadOnce,
+    Scheduler,
+    State,
+    connect,
+    reachable_clusters,
+)
 from hpcjobs.slurm_commands import fold_stored, read_hosts
 from hpcjobs.units import form_of, parent_id, task_ids
 
@@ -303,13 +311,12 @@ def _written(entry: Entry, *, reason: str | None = None) -> list[JobRecord]:
 
 
 def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord]], SchedulerError | None]:
-    """Query the queue once, and the accounting once for jobs that have left it.
+    """Query the queue once, and the accounting once for jobs that have left it; the queue again where they differ.
 
     Where the accounting does not answer, the second part of the result is its error, and the jobs that have left the
     queue are reported by their run folders, since their absence from the accounting is not known.
     """
     # The queue first: a job that ends between the two queries is found by one of them.
-    since = time.time()
     queue = scheduler.queue()
     _adopt_continuations((member.entry for member in members), queue)
     by_parent = _by_parent(queue)
@@ -333,10 +340,13 @@ def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord
         accounted = _by_parent(scheduler.account(ended_ids) if ended_ids else [])
     except SchedulerDownError as no_answer:
         accounted, error = {}, no_answer
-    queued = [
-        records or ([] if member.ends else [r for r in _ours(member.entry, accounted) if _is_put_back(r, since=since)])
+    # Requeued by hand since squeue answered, or its answer was cut; or sacct has not heard of the end.
+    if any(
+        not records and not all_ended(member.entry) and any(not r.state.ended for r in _ours(member.entry, accounted))
         for member, records in zip(members, queued, strict=True)
-    ]
+    ):
+        by_parent = _queue_again(scheduler)
+        queued = [records or _ours(member.entry, by_parent) for member, records in zip(members, queued, strict=True)]
     ended = {job_id: [r for r in records if r.state.ended] for job_id, records in accounted.items()}
     candidates = [entry for entry, _, _ in members if entry.is_foreign and current_id(entry) in ended_ids]
     if late := [
@@ -355,9 +365,12 @@ def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord
     ], error
 
 
-def _is_put_back(record: JobRecord, *, since: float) -> bool:
-    """The job was requeued by hand after squeue was asked, which did not have it: for the accounting it waits."""
-    return record.state is State.PENDING and record.submitted is not None and record.submitted >= int(since)
+def _queue_again(scheduler: JobQueue) -> dict[str, list[JobRecord]]:
+    """The queue a second time; nothing, if it does not answer now."""
+    try:
+        return _by_parent(scheduler.queue_again() if isinstance(scheduler, QueueReadOnce) else scheduler.queue())
+    except SchedulerError:
+        return {}
 
 
 def is_in_queue(entry: Entry, *, connect: ConnectQueue = connect) -> bool:

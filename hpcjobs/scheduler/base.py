@@ -211,6 +211,10 @@ class QueueReadOnce:
             raise self._queue
         return self._queue
 
+    def queue_again(self) -> list[JobRecord]:
+        """The queue as it is now."""
+        return self._scheduler.queue()
+
 
 _USUAL_CAUSES = {
     signals.SIGKILL: "often out of memory",

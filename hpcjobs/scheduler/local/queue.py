@@ -477,14 +477,15 @@ class Claim(NamedTuple):
 def update(root: str, *, me: LocalJob | None = None) -> QueueView:
     """Read the queue, mark jobs of dead supervisors as failed, and wake all jobs except ``me`` that can start.
 
-    The caller holds the lock.
+    The next in turn is woken, too: what it must watch has changed. The caller holds the lock.
     """
     unrecorded: dict[str, Ended] = {}
     entries = tuple(_scan(root, unrecorded))
     verdicts = decide(entries, lambda job_id: outcome(LocalJob(root, job_id)))
     for job_id, verdict in verdicts.items():
         job = LocalJob(root, job_id)
-        if isinstance(verdict, (Start, Never)) and job != me:
+        is_next = isinstance(verdict, Wait) and verdict.reason == "Resources"
+        if job != me and (is_next or isinstance(verdict, (Start, Never))):
             wake(job)
     return QueueView(entries, verdicts, unrecorded)
 

@@ -259,6 +259,23 @@ def test_when_supervisor_and_guard_are_killed_the_next_look_clears_up(machine: M
     assert machine.queue() == {}
 
 
+def test_the_next_in_turn_notices_the_death_of_a_job_that_ran_before_it_was_next(machine: Machine) -> None:
+    running = machine.held("running")
+    machine.held("ending")
+    machine.wait_for("running")
+    machine.wait_for("ending")
+    machine.held("before")
+    last = machine.held("last")
+    until(lambda: machine.queue()[last] == ("PENDING", "Priority"))
+    machine.let_go("ending")
+    machine.wait_for("before")
+    for keeper in machine.keepers(running):
+        os.kill(keeper, signal.SIGKILL)
+    machine.wait_for("last")  # nobody has asked in between
+    for name in ("before", "last"):
+        machine.let_go(name)
+
+
 def test_one_that_waits_notices_that_all_before_it_were_killed(machine: Machine) -> None:
     job = machine.submit(sys.executable, "-c", STUBBORN, cpus_per_task=2)
     stubborn_pid(machine)

@@ -87,16 +87,42 @@ def test_a_job_out_of_memory_stays_so_when_slurmctld_has_forgotten_it(here: Path
     assert ok("show", "1").code == 0
 
 
-def test_a_job_that_a_user_requeues_after_the_answer_of_squeue_is_pending(here: Path, slurm: Path) -> None:
-    """squeue did not have it yet, and the accounting has it as waiting. If it was submitted before, sacct is late."""
+def accounted(entry: Entry, state: str, submitted: int) -> str:
+    command = f"sbatch --parsable {entry.run_dir}/job.sh"
+    values = {"JobName": entry.name, "State": state, "Start": "Unknown", "End": "Unknown", "SubmitLine": command}
+    return print_rows(accounted_row(Submit=submitted, **values))
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
+def test_a_job_that_squeue_lacks_and_that_sacct_has_as_alive_is_looked_for_again(
+    here: Path, slurm: Path, state: str
+) -> None:
+    """It was requeued by hand since squeue answered, or squeue's answer was cut; by any clock."""
     entry = job(here, "7")
-    (Path(entry.run_dir) / "state.json").unlink()  # it was cancelled before it began
-    values = {"JobName": "job7", "State": "PENDING", "Start": "Unknown", "End": "Unknown"}
-    values["SubmitLine"] = f"sbatch --parsable {entry.run_dir}/job.sh"
-    answer(slurm, "sacct", print_rows(accounted_row(Submit="$(date +%s)", **values)))
-    assert records()["7"]["state"] == "PENDING"
-    answer(slurm, "sacct", print_rows(accounted_row(Submit=NOW - 60, **values)))
-    assert records()["7"]["state"] == "UNKNOWN"
+    row = queued_row(JobName="job7", State=state, Submit=NOW - 60, Command=f"{entry.run_dir}/job.sh")
+    answer(slurm, "sacct", accounted(entry, state, NOW - 60))
+    answer(slurm, "squeue", f"[ $(wc -l <{slurm}/squeue.asked) = 1 ] || {print_rows(row)}")
+    assert records()["7"]["state"] == state
+    asked = {command: len((slurm / f"{command}.asked").read_text().splitlines()) for command in ("squeue", "sacct")}
+    assert asked == {"squeue": 2, "sacct": 1}
+    (slurm / "squeue.asked").unlink()
+    assert within("archive", "7").code == 5
+    (slurm / "squeue.asked").unlink()
+    answer(slurm, "squeue", f"[ $(wc -l <{slurm}/squeue.asked) = 1 ] || exit 1")
+    assert records()["7"]["state"] == "UNKNOWN"  # the accounting is late, as after each end
+
+
+def test_a_job_that_is_cancelled_as_soon_as_it_was_submitted_is_cancelled(here: Path, slurm: Path) -> None:
+    """sacct has it as waiting for some time; nothing else will tell of its end where the accounting loses it."""
+    entry = job(here, "7")
+    (Path(entry.run_dir) / "state.json").unlink()
+    row = queued_row(JobName="job7", State="PENDING", Submit="$(date +%s)", Command=f"{entry.run_dir}/job.sh")
+    answer(slurm, "squeue", f"[ -e {slurm}/cancelled ] || {print_rows(row)}")
+    answer(slurm, "scancel", f"touch {slurm}/cancelled")
+    answer(slurm, "sacct", accounted(entry, "PENDING", NOW + 60))  # by the clock of the controller
+    assert ok("cancel", "7").out == "cancelled 7\n"
+    answer(slurm, "sacct", ":")
+    assert records("-a")["7"]["state"] == "CANCELLED"
 
 
 def test_a_short_job_of_sbatch_is_known_while_slurmdbd_has_no_name_for_it(here: Path, slurm: Path) -> None:
