@@ -103,8 +103,8 @@ def test_a_job_that_squeue_lacks_and_that_sacct_has_as_alive_is_looked_for_again
     answer(slurm, "sacct", accounted(entry, state, NOW - 60))
     answer(slurm, "squeue", f"[ $(wc -l <{slurm}/squeue.asked) = 1 ] || {print_rows(row)}")
     assert records()["7"]["state"] == state
-    asked = {command: len((slurm / f"{command}.asked").read_text().splitlines()) for command in ("squeue", "sacct")}
-    assert asked == {"squeue": 2, "sacct": 1}
+    counts = {command: len((slurm / f"{command}.asked").read_text().splitlines()) for command in ("squeue", "sacct")}
+    assert counts == {"squeue": 2, "sacct": 1}
     (slurm / "squeue.asked").unlink()
     assert within("archive", "7").code == 5
     (slurm / "squeue.asked").unlink()
