@@ -94,7 +94,7 @@ _SWEEP = make_type(
     "What one call submitted of a sweep; numbers are of cells.",
     **dict.fromkeys(("name", "folder"), TEXT),
     arrays=TEXTS,
-    **dict.fromkeys(("cells", "waiting", "done", "open", "later"), int),
+    **dict.fromkeys(("cells", "waiting", "done", "open"), int),
 )
 _OLD_JOB = make_type(
     "OldJob",

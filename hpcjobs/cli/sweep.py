@@ -156,7 +156,6 @@ def _report(sweep: Sweep, outcome: Outcome, *, as_json: bool = False) -> None:
         (outcome.waiting, "wait for room in the queue; a job of the sweep submits them"),
         (outcome.done, "were done before"),
         (outcome.open, "were queued or running before"),
-        (outcome.later, "failed in tasks that are not over: resume submits them after that"),
     ):
         if count:
             print(f"  {count} {text}")

@@ -121,11 +121,11 @@ class Draft:
         sync_folder(self.path)  # before the rename: a checkpoint with its final name is taken for complete
         replaced = self.place.with_name(self.place.name + REPLACED)
         if self.place.exists():
-            _remove(replaced)
+            shutil.rmtree(replaced, ignore_errors=True)
             self.place.rename(replaced)
         self.path.rename(self.place)
         sync_folder(self.folder)
-        _remove(replaced)
+        shutil.rmtree(replaced, ignore_errors=True)
         try:
             point(self.folder / LATEST, self.place)
         except OSError as error:  # the checkpoint itself is complete
@@ -219,19 +219,12 @@ def prune(folder: Path, *, keep: int, soundness: Soundness, owner: str | int | N
 
 
 def _remove(place: Path) -> None:
-    """Remove a checkpoint under another name: what a kill leaves of it is no damaged checkpoint.
-
-    One that is protected, another user's or a link stays.
-    """
-    if place.is_symlink() or not os.access(place, os.W_OK):
-        return
+    """Remove a checkpoint under another name: what a kill leaves of it is no damaged checkpoint."""
     aside = place.with_name(f".{place.name}.removed")
     shutil.rmtree(aside, ignore_errors=True)
-    try:
+    with suppress(OSError):
         place.rename(aside)
-    except OSError:
-        aside = place
-    shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(aside if aside.exists() else place, ignore_errors=True)
 
 
 def recorded_loss(place: Path) -> float | None:

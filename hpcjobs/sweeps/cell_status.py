@@ -75,13 +75,8 @@ class CellStatus(NamedTuple):
 
     @property
     def to_run_again(self) -> bool:
-        """Failed or missing: ``resume`` submits it, unless its task is alive."""
+        """Failed or missing: ``resume`` submits it."""
         return not self.open and self.state is not State.COMPLETED
-
-    @property
-    def task_is_alive(self) -> bool:
-        """The task runs other cells, say: if Slurm requeues it, it runs this cell again."""
-        return _is_alive(self.record)
 
 
 class _Attempt(NamedTuple):
@@ -117,9 +112,7 @@ def cell_statuses(folder: SweepFolder, scheduler: JobQueue, *, certain: bool = F
     unsettled = [
         cell
         for cell, attempt in attempts.items()
-        if attempt.entry is not None
-        and not _is_final(own.get(cell), certain=False)
-        and not _is_alive(records.get(attempt.job_id or ""))
+        if attempt.entry is not None and not _is_final(own.get(cell), certain=False) and not _is_alive(records, attempt)
     ]
     # Their ends may have been written after their states were read, and before the queue was.
     for cell in folder.started_cells().intersection(unsettled) if unsettled else ():
@@ -204,7 +197,8 @@ def _confirm_ends(records: dict[str, JobRecord], entries: dict[str, Entry], sche
                 records[task] = record
 
 
-def _is_alive(record: JobRecord | None) -> bool:
+def _is_alive(records: Mapping[str, JobRecord], attempt: _Attempt) -> bool:
+    record = records.get(attempt.job_id or "")
     return record is not None and not record.state.ended and record.state is not State.UNKNOWN
 
 
@@ -232,7 +226,7 @@ def _state(attempt: _Attempt, own: StateFile | None, records: Mapping[str, JobRe
     if attempt.entry is None:
         return State.PENDING  # prepared; the sweep's own job will submit it
     record = records.get(attempt.job_id or "")
-    if record is not None and _is_alive(record):
+    if record is not None and _is_alive(records, attempt):
         if attempt.chunk.pack == 1 or record.state is not State.RUNNING:
             return record.state
         return State.PENDING if own is None or _was_requeued(attempt, own) else own.state

@@ -264,8 +264,6 @@ class Outcome(NamedTuple):
     done: int
     open: int
     """Cells that were queued or running before."""
-    later: int
-    """Failed cells that a later ``resume`` submits: their tasks, which may be requeued, are alive."""
 
 
 def start(folder: SweepFolder, definition: Definition, *, function: bytes | None = None) -> Outcome:
@@ -373,7 +371,7 @@ def _submit_missing(folder: SweepFolder, definition: Definition, scheduler: JobQ
             if adopt_chunk(folder, chunk, scheduler) is None and folder.give_up(chunk) != NOBODY:
                 adopt_chunk(folder, chunk, scheduler)
     now = cell_statuses(folder, scheduler, certain=True)
-    to_submit = [one.cell for one in now if one.to_run_again and not one.task_is_alive]
+    to_submit = [cell_status.cell for cell_status in now if cell_status.to_run_again]
     if not to_submit:
         return _outcome([], folder, now)
     limits = _limits(definition)
@@ -533,5 +531,4 @@ def _outcome(taken: Sequence[tuple[Chunk, Entry]], folder: SweepFolder, before: 
         waiting=sum(len(chunk.cells) for chunk in _unsubmitted_chunks(folder)),
         done=sum(cell_status.state is State.COMPLETED for cell_status in before),
         open=sum(cell_status.open for cell_status in before),
-        later=sum(cell_status.to_run_again and cell_status.task_is_alive for cell_status in before),
     )

@@ -13,6 +13,17 @@ _hj_own_chunk() { # CHUNK: the first array to create the link `owner` has the ch
     fi
 }
 
+_hj_was_submitted_again() { # CHUNK: whether a later chunk has the cell, which `sweep resume` made since it failed here
+    local later
+    for later in "${1%/*}"/[0-9]*; do
+        [[ ${later##*/} =~ ^[0-9]+$ ]] || continue
+        ((10#${later##*/} > 10#${1##*/})) || continue
+        [ "$(readlink -- "$later/owner")" != nobody ] || continue # it was given up
+        ! grep -q "^export HPCJOBS_CELL=${HPCJOBS_CELL}[ ;]" -- "$later/cells.sh" 2>/dev/null || return 0
+    done
+    return 1
+}
+
 _hj_run_cell() ( # CHUNK LINE
     _hj_task_dir=$HPCJOBS_RUN_DIR
     _hj_cells=$1/cells.sh _hj_line=$2
@@ -26,6 +37,10 @@ _hj_run_cell() ( # CHUNK LINE
         echo "hpcjobs: cell $HPCJOBS_CELL is done already" >&2
         # On a full disk its end was not written: without one, every resume would submit the cell again.
         grep -q '"state":"COMPLETED"' -- "$HPCJOBS_RUN_DIR/state.json" 2>/dev/null || _hj_write_state COMPLETED 0 null
+        exit 0
+    fi
+    if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && _hj_was_submitted_again "${_hj_cells%/*}"; then
+        echo "hpcjobs: cell $HPCJOBS_CELL was submitted again since this task began: it is left to that job" >&2
         exit 0
     fi
     [ "$HPCJOBS_PACK" -eq 1 ] || exec >>"$HPCJOBS_RUN_DIR/output.log" 2>&1

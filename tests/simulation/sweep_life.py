@@ -25,7 +25,7 @@ from hpcjobs.site.models import Partition, Site
 from hpcjobs.site.resources import Resources
 from hpcjobs.sweeps import submit
 from hpcjobs.sweeps.cell_status import cell_statuses
-from hpcjobs.sweeps.folder import Definition, SweepFolder
+from hpcjobs.sweeps.folder import NOBODY, Definition, SweepFolder
 from hpcjobs.sweeps.spec import define
 
 RESUMES = 5
@@ -119,6 +119,8 @@ class SweepLife(Life):
             if not state.exists() or '"COMPLETED"' not in state.read_text():
                 write("COMPLETED", 0)
             return 0
+        if attempt.number and self._was_submitted_again(attempt, cell):
+            return 0
         write("RUNNING", None)
         assert world.current is not None
         run = CellRun(cell, attempt, world.current, world.now)
@@ -140,6 +142,14 @@ class SweepLife(Life):
         with suppress(OSError), open(f"{folder}/.completed", "w"):
             pass
         return 0
+
+    def _was_submitted_again(self, attempt: Attempt, cell: str) -> bool:
+        """As ``_hj_was_submitted_again`` of templates/shell/sweep.bash."""
+        own = int(os.path.basename(os.path.dirname(attempt.job.script)))
+        return any(
+            cell in chunk.cells and chunk.number > own and self.folder.owner(chunk) != NOBODY
+            for chunk in self.folder.chunks()
+        )
 
     def _next(self, attempt: Attempt) -> int:
         """The job that submits the rest: `hpcjobs sweep continue`."""

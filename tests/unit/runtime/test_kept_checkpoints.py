@@ -198,21 +198,6 @@ def test_a_checkpoint_of_the_same_step_is_there_until_the_new_one_is_and_one_lef
     assert sorted(place.name for place in folder.glob("step-*")) == ["step-00000007"]
 
 
-def test_a_checkpoint_that_may_not_be_removed_keeps_its_name(four_saved: Path, tmp_path: Path) -> None:
-    shutil.copytree(four_saved, tmp_path / "four", symlinks=True)
-    folder = tmp_path / "four" / "folder" / "checkpoints"
-    (folder / "step-00000001").rename(tmp_path / "elsewhere")
-    (folder / "step-00000001").symlink_to(tmp_path / "elsewhere")
-    (folder / "step-00000002").chmod(0o555)  # which root may remove
-    checkpoints.prune(folder, keep=1, soundness=checkpoints.Soundness())
-    assert [place.name for place in checkpoints.steps(folder)] == [
-        "step-00000004", *(["step-00000002"] if os.geteuid() else []), "step-00000001",
-    ]  # fmt: skip
-    (folder / "step-00000001").unlink()
-    checkpoints.prune(folder, keep=1, soundness=checkpoints.Soundness())
-    assert not list(folder.glob(".step-*"))
-
-
 def test_a_program_that_goes_back_to_an_earlier_step_keeps_what_it_saves_then(tmp_path: Path) -> None:
     saves = "".join(SAVE.format(step=step) for step in (10, 20))
     first = run_script(tmp_path, f"{BEGIN}{saves}run.finish()", KEEP="2")

@@ -10,9 +10,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from commandline import ok, within
+from commandline import within
 from stub_slurm import install
-from waiting import eventually
 
 from hpcjobs.sweeps.folder import NOBODY, SweepFolder
 
@@ -40,7 +39,7 @@ def chunk(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return here / "runs/sweep-s/chunks/0001"
 
 
-def start_task(chunk: Path, array: str) -> subprocess.Popen[str]:
+def run_task(chunk: Path, array: str) -> subprocess.CompletedProcess[str]:
     ids = {
         "SLURM_JOB_ID": array,
         "SLURM_ARRAY_JOB_ID": array,
@@ -48,16 +47,9 @@ def start_task(chunk: Path, array: str) -> subprocess.Popen[str]:
         "SLURM_ARRAY_TASK_COUNT": "1",
     }
     host = {"SLURM_JOB_NODELIST": "localhost", "SLURM_JOB_NUM_NODES": "1", "SLURM_NNODES": "1", "SLURMD_NODENAME": "a"}
-    env = {**os.environ, **ids, **host}
-    return subprocess.Popen(
-        ["bash", chunk / "job.sh"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    return subprocess.run(
+        ["bash", chunk / "job.sh"], env={**os.environ, **ids, **host}, capture_output=True, text=True, check=False
     )
-
-
-def run_task(chunk: Path, array: str) -> subprocess.CompletedProcess[str]:
-    with start_task(chunk, array) as task:
-        out, err = task.communicate()
-    return subprocess.CompletedProcess(task.args, task.returncode, out, err)
 
 
 def ran() -> list[str]:
@@ -149,22 +141,3 @@ def test_without_file_locks_a_sweep_is_submitted_with_a_warning(
     assert answer.code == 0, answer
     assert answer.err.count("has no file locks: do not resume sweep sweep-s twice at the same time") == 1, answer
     assert within("sweep", "status", "s").code in (0, 1)
-
-
-def test_a_failed_cell_is_submitted_again_once_its_task_is_over(chunk: Path, here: Path) -> None:
-    """Before that Slurm may requeue the task, which runs the cell again: it would run twice at once."""
-    program = "[ $HPCJOBS_PARAM_I = 2 ] || exit 3\nuntil [ -e go ]; do sleep 0.05; done\n"
-    (here / "count.sh").write_text(f"#!/bin/sh\n{program}")
-    squeue = here / "stubs" / "squeue"
-    squeue.write_text(squeue.read_text().replace("PENDING", "RUNNING").replace('"$tasks" -eq 1', '"$tasks" -lt 1'))
-    with start_task(chunk, "101") as task:
-        states = chunk.parent.parent / "cells"
-        eventually(lambda: sum("FAILED" in path.read_text() for path in states.glob("*/state.json")) == 1)
-        assert "1 FAILED" in ok("sweep", "status", "s").out
-        held = ok("sweep", "resume", "s").out
-        assert "0 cells submitted" in held
-        assert "1 failed in tasks that are not over: resume submits them after that" in held
-        (here / "go").touch()
-        assert task.wait(timeout=60) != 0
-    (here / "stubs" / "queue").write_text("")
-    assert "1 cell submitted" in ok("sweep", "resume", "s").out
