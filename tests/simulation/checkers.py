@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tarfile
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING
 from slurm import ENDED, Job
 
 from hpcjobs.record import STATE
+from hpcjobs.record.control import ControlDir
 from hpcjobs.record.state import read_state_file
 from hpcjobs.run import index
-from hpcjobs.run.job_files import CLOCK_TOLERANCE_S, read_attempts, read_usable
+from hpcjobs.run.job_files import CLOCK_TOLERANCE_S, FINAL_AFTER_S, read_attempts, read_usable
 from hpcjobs.units import task_ids
 
 if TYPE_CHECKING:
@@ -170,11 +172,11 @@ def check_known(life: Life, one: Submission) -> None:
             continue
         if any(folder in warning and "in the list of jobs" in warning for warning in life.world.warnings):
             continue  # the user was told to name it by its folder
-        if one.outcome != "accepted" and all(job.state == "LOST" and not job.attempts for job in jobs):
-            continue  # no answer came, and slurmctld forgot each request before it began: there is no job
-        # Whom no id was told, or late, may find the job under that of the one which continues it.
-        is_first = one.outcome == "accepted" and one.entry is not None and int(one.entry.job_id) in originals
-        roots = originals if is_first else sorted({job.root for job in jobs})
+        if one.outcome == "unknown" and all(job.state == "LOST" and not job.attempts for job in jobs):
+            continue  # slurmctld forgot each request before it began: there is no job
+        # Whom no id was told may find the job under that of the one which continues it.
+        is_told = one.outcome == "accepted" and one.entry is not None and one.entry.run_dir == folder
+        roots = [int(one.entry.job_id)] if one.entry and is_told else sorted({job.root for job in jobs})
         if not any((folder, str(root)) in listed for root in roots) and not _is_untraceable(life, folder, jobs):
             life.errors.append(f"{folder}: job {originals} was accepted, and ps does not list it")
 
@@ -360,7 +362,8 @@ def check_waits(life: Life, one: Submission) -> None:
         # An accounting without commands has the end of the job that got the id of a lost one.
         is_alike = not life.settings.keeps_commands and any(_has_namesake(life, job) for job in jobs)
         is_unknown = any(record.state.value == "UNKNOWN" for known in this.known for record in known.records)
-        is_certain = not is_unknown and not _is_signalled(life)
+        keeps_all = life.settings.accounting not in ("absent", "lossy", "late")
+        is_certain = not is_unknown and (keeps_all or not _is_signalled(life, jobs))
         if states == {"COMPLETED"} and this.code != 0 and not one.requeued and is_certain:
             life.errors.append(f"{one.plan.run_dir}: wait ends with {this.code}, and the job completed")
         _check_code(life, one, this, is_certain=is_certain)
@@ -370,10 +373,10 @@ def check_waits(life: Life, one: Submission) -> None:
             life.errors.append(f"{one.plan.run_dir}: wait ends with 0, and the job ended as {sorted(states)}")
 
 
-def _is_signalled(life: Life) -> bool:
-    """A signal that is not Slurm's: what the job wrote about it is all that is left without accounting."""
-    is_sent = any("SIGTERM, not handled" in line and "job" in line for line in life.world.trace)
-    return is_sent and life.settings.accounting in ("absent", "lossy", "late")
+def _is_signalled(life: Life, jobs: Iterable[Job]) -> bool:
+    """One got a signal that is not Slurm's: without accounting, what it wrote about that is all that is left."""
+    names = [f" job {job.id}." for job in jobs]
+    return any("SIGTERM, not handled" in line and any(name in line for name in names) for line in life.world.trace)
 
 
 def _check_code(life: Life, one: Submission, this: Wait, *, is_certain: bool) -> None:
@@ -449,11 +452,15 @@ def _check_attempts(life: Life, one: Submission, folder: str, job_id: str) -> No
 def check_states(life: Life) -> None:
     """A final state never changes, and agrees with what happened."""
     by_task: dict[tuple[str, str], list[tuple[float, str, str, str]]] = {}
+    kept_ends: set[tuple[str, str]] = set()
     for when, who, run_dir, record, is_away in life.seen:
         if run_dir in life.pruned:
             continue  # the run folder said which job continues it
-        if is_away and record.state.value == "UNKNOWN":
+        if is_away and record.state.value == "UNKNOWN" and (run_dir, record.job_id) not in kept_ends:
             continue  # with the reason that Slurm does not answer
+        is_old = record.ended is not None and when - record.ended > FINAL_AFTER_S + CLOCK_TOLERANCE_S
+        if is_old and record.state.ended and record.source in ("sacct", "scontrol"):
+            kept_ends.add((run_dir, record.job_id))
         by_task.setdefault((run_dir, record.job_id), []).append((when, who, record.state.value, record.source))
     for (run_dir, job_id), rows in by_task.items():
         if _has_late_copy(life, run_dir):
@@ -547,8 +554,10 @@ def _check_last(life: Life, run_dir: str, job_id: str, last: tuple[float, str, s
     if truth.state == "LOST":
         if when < life.slurm.back_at:
             return  # it was not lost yet
-        ends = {attempt.end_state for job in jobs for attempt in job.attempts}
-        ends |= {ended for job in jobs for _, ended in job.ends}
+        is_continued = os.path.isdir(run_dir) and ControlDir(run_dir).continuation() is not None
+        before = [truth] if is_continued else jobs[: jobs.index(truth) + 1]
+        ends = {attempt.end_state for job in before for attempt in job.attempts}
+        ends |= {ended for job in before for _, ended in job.ends}
         if source in ("sacct", "scontrol") and state in ends:
             return  # the end of a start, or of a job, before the one that was lost; that of scontrol was kept
         if source in ("squeue", "scontrol") or (source == "sacct" and state in ENDED):
@@ -570,7 +579,8 @@ def _check_last(life: Life, run_dir: str, job_id: str, last: tuple[float, str, s
     completed = bool(life.works[run_dir].completed)
     if state == "COMPLETED" and not completed:
         life.errors.append(f"{run_dir}: job {job_id} is shown as COMPLETED ({source}), and ended as {truth.state}")
-    is_signalled = source == "job" and state == "CANCELLED" and _is_signalled(life)
+    is_lost = source == "job" and state == "CANCELLED" and life.settings.accounting in ("absent", "lossy")
+    is_signalled = is_lost and _is_signalled(life, [truth])
     if truth.state == "COMPLETED" and state in ENDED and not is_signalled and not _lacks_last_start(life, truth, state):
         life.errors.append(f"{run_dir}: job {job_id} is shown as {state} ({source}), and COMPLETED")
     # It ended by itself, and slurmctld, which was away, met its limit before it heard of that.
@@ -625,7 +635,10 @@ def check_folders(life: Life) -> None:
         path = Path(folder, "submitted.json")
         if not path.exists():
             continue
-        content = json.loads(path.read_text())
+        try:
+            content = json.loads(path.read_text())
+        except ValueError:
+            continue  # said above, unless a power loss explains it
         roots = {str(job.root) for job in jobs_of(life, folder)}
         if content["job_id"] not in roots or content["run_dir"] != folder:
             life.errors.append(
