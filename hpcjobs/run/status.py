@@ -209,7 +209,10 @@ _PUT_BACK = (
     State.REQUEUED,
 )
 _NOT_ACCOUNTED = "it has left the queue, and the accounting does not answer"
+_DIFFER = "squeue lacks it, the accounting has it as alive, and squeue did not answer again"
 _LOST = "its scheduler no longer knows it, and it wrote no end"
+RUNAWAY = "the accounting has it as alive, squeue lacks it, and it wrote no end"
+"""The reason of an UNKNOWN job that may not be taken for over."""
 _CANCELLED = "it was cancelled, and wrote no end"
 _CANCELLED_WAITING = "cancelled while it waited"
 Connect = Callable[[str, "str | None"], Scheduler]
@@ -335,18 +338,23 @@ def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord
             )
         )
     ]
-    error = None
+    error: SchedulerError | None = None
     try:
         accounted = _by_parent(scheduler.account(ended_ids) if ended_ids else [])
     except SchedulerDownError as no_answer:
         accounted, error = {}, no_answer
+    absent = [member.entry for member, records in zip(members, queued, strict=True) if not records]
+    unsure = dict.fromkeys(map(id, absent if error else ()), _NOT_ACCOUNTED)
     # Requeued by hand since squeue answered, or its answer was cut; or sacct has not heard of the end.
-    if any(
-        not records and not all_ended(member.entry) and any(not r.state.ended for r in _ours(member.entry, accounted))
-        for member, records in zip(members, queued, strict=True)
-    ):
-        by_parent = _queue_again(scheduler)
-        queued = [records or _ours(member.entry, by_parent) for member, records in zip(members, queued, strict=True)]
+    if differ := [entry for entry in absent if any(_may_be_alive(entry, r) for r in _ours(entry, accounted))]:
+        try:
+            again = scheduler.queue_again() if isinstance(scheduler, QueueReadOnce) else scheduler.queue()
+            by_parent = _by_parent(again)
+            queued = [
+                records or _ours(member.entry, by_parent) for member, records in zip(members, queued, strict=True)
+            ]
+        except SchedulerError as no_answer:
+            error, unsure = no_answer, dict.fromkeys(map(id, differ), _DIFFER)
     ended = {job_id: [r for r in records if r.state.ended] for job_id, records in accounted.items()}
     candidates = [entry for entry, _, _ in members if entry.is_foreign and current_id(entry) in ended_ids]
     if late := [
@@ -359,18 +367,15 @@ def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord
             accounted[job_id] = ended.get(job_id, []) + [r for r in records if r.job_id not in there]
     return [
         _resolve(member, records, [_correct(member.entry, r) for r in _ours(member.entry, accounted)])
-        if records or error is None or member.accounted is not None
-        else _written(member.entry, reason=_NOT_ACCOUNTED)
+        if id(member.entry) not in unsure or member.accounted is not None
+        else _written(member.entry, reason=unsure[id(member.entry)])
         for member, records in zip(members, queued, strict=True)
     ], error
 
 
-def _queue_again(scheduler: JobQueue) -> dict[str, list[JobRecord]]:
-    """The queue a second time; nothing, if it does not answer now."""
-    try:
-        return _by_parent(scheduler.queue_again() if isinstance(scheduler, QueueReadOnce) else scheduler.queue())
-    except SchedulerError:
-        return {}
+def _may_be_alive(entry: Entry, record: JobRecord) -> bool:
+    """Whether a job that squeue lacks may be alive by sacct, which has an ended one as running for a while."""
+    return record.state is State.PENDING or (not record.state.ended and not all_ended(entry))
 
 
 def is_in_queue(entry: Entry, *, connect: ConnectQueue = connect) -> bool:
@@ -507,12 +512,16 @@ def _resolve(member: _Open, queued: list[JobRecord], accounted: list[JobRecord])
     own: dict[str, JobRecord | None] = dict.fromkeys(rest)
     own |= {task: _own_or_lost(entry, task, in_queue.get(task)) for task in find_started(entry, rest)}
     known = [*alive, *final, *(record for record in own.values() if record is not None)]
+    runaway = {task for record in accounted if not record.state.ended for task in tasks_of(record)}
     if not known:
-        return [*queued] or [_unknown(entry)]
+        return [*queued] or [replace(_unknown(entry), reason=RUNAWAY if runaway else None)]
     if alive:  # a task that was taken out of the queue has no record; once the others have ended, its end is reported
         return known
     never_started = (task for task, record in own.items() if record is None and task not in in_queue)
-    return [*known, *(msgspec.structs.replace(_unknown(entry), job_id=task, reason=_LOST) for task in never_started)]
+    known += [replace(_unknown(entry), job_id=task, reason=_LOST) for task in never_started]
+    return [
+        replace(one, reason=RUNAWAY) if one.state is State.UNKNOWN and one.job_id in runaway else one for one in known
+    ]
 
 
 def _choose_later(record: JobRecord, ends: Iterable[JobRecord]) -> JobRecord:

@@ -18,10 +18,12 @@ from hpcjobs.diagnosis.gather import gather_entry
 from hpcjobs.files import user_name
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
+from hpcjobs.run.status import RUNAWAY
 from hpcjobs.scheduler.slurm import client
 
 NOW = int(time.time())
 AWAY = "echo 'sacct: error: Problem talking to the database: Connection refused' >&2; exit 1"
+CONTROLLER_AWAY = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
 KILLED = "kill -KILL $$"
 NONE = "echo 'Slurm accounting storage is disabled' >&2; exit 1"
 
@@ -37,11 +39,18 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return answers
 
 
-def job(here: Path, job_id: str, state: str = "RUNNING") -> Entry:
+def job(here: Path, job_id: str, state: str = "RUNNING", *, submitted: int = NOW - 600) -> Entry:
     folder = here / "runs" / f"job{job_id}"
     folder.mkdir(parents=True)
-    entry = Entry(job_id, f"job{job_id}", "mine", "slurm", str(folder), NOW - 600.0)
-    content = {"job_id": job_id, "state": state, "exit_code": None, "started": NOW - 590, "ended": None, "nodes": "n1"}
+    entry = Entry(job_id, f"job{job_id}", "mine", "slurm", str(folder), float(submitted))
+    content = {
+        "job_id": job_id,
+        "state": state,
+        "exit_code": None,
+        "started": submitted + 10,
+        "ended": None,
+        "nodes": "n1",
+    }
     (folder / "state.json").write_text(json.dumps(content))
     (folder / "submitted.json").write_bytes(msgspec.json.encode(entry))
     index.add(entry)
@@ -108,8 +117,36 @@ def test_a_job_that_squeue_lacks_and_that_sacct_has_as_alive_is_looked_for_again
     (slurm / "squeue.asked").unlink()
     assert within("archive", "7").code == 5
     (slurm / "squeue.asked").unlink()
-    answer(slurm, "squeue", f"[ $(wc -l <{slurm}/squeue.asked) = 1 ] || exit 1")
-    assert records()["7"]["state"] == "UNKNOWN"  # the accounting is late, as after each end
+    answer(slurm, "squeue", f"[ $(wc -l <{slurm}/squeue.asked) = 1 ] || {{ {CONTROLLER_AWAY}; }}")
+    listed = within("ps", "--json")
+    assert (listed.code, "squeue" in listed.err) == (8, True)
+    assert json.loads(listed.out)[0]["record"]["reason"].endswith("squeue did not answer again")
+
+
+def test_a_job_that_wrote_its_end_and_was_requeued_since_squeue_answered_waits(here: Path, slurm: Path) -> None:
+    entry = job(here, "7", state="FAILED")
+    row = queued_row(JobName="job7", State="PENDING", Submit=NOW - 60, Command=f"{entry.run_dir}/job.sh")
+    answer(slurm, "sacct", accounted(entry, "PENDING", NOW - 60))
+    answer(slurm, "squeue", f"[ $(wc -l <{slurm}/squeue.asked) = 1 ] || {print_rows(row)}")
+    assert records()["7"]["state"] == "PENDING"
+    (slurm / "squeue.asked").unlink()
+    assert within("archive", "7").code == 5
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
+def test_an_old_job_that_squeue_lacks_and_that_the_accounting_has_as_alive_is_not_pruned(
+    here: Path, slurm: Path, state: str
+) -> None:
+    entry = job(here, "7", submitted=NOW - 40 * 86_400)
+    answer(slurm, "sacct", accounted(entry, state, NOW - 40 * 86_400))
+    shown = records("-a")["7"]
+    assert (shown["state"], shown["reason"]) == ("UNKNOWN", RUNAWAY)
+    left = within("prune", "--remove")
+    assert "0 jobs" in left.out, left
+    assert "not listed: 1 job of that age" in left.err
+    answer(slurm, "sacct", ":")
+    assert "1 job" in ok("prune", "--remove").out
+    assert not Path(entry.run_dir).exists()
 
 
 def test_a_job_that_is_cancelled_as_soon_as_it_was_submitted_is_cancelled(here: Path, slurm: Path) -> None:
