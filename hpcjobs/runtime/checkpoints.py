@@ -121,11 +121,14 @@ class Draft:
         sync_folder(self.path)  # before the rename: a checkpoint with its final name is taken for complete
         replaced = self.place.with_name(self.place.name + REPLACED)
         if self.place.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
-            self.place.rename(replaced)
+            _clear(replaced)
+            if os.path.lexists(replaced):  # it is protected, and stays
+                _clear(self.place)
+            else:
+                self.place.rename(replaced)
         self.path.rename(self.place)
         sync_folder(self.folder)
-        shutil.rmtree(replaced, ignore_errors=True)
+        _clear(replaced)
         try:
             point(self.folder / LATEST, self.place)
         except OSError as error:  # the checkpoint itself is complete
@@ -219,12 +222,27 @@ def prune(folder: Path, *, keep: int, soundness: Soundness, owner: str | int | N
 
 
 def _remove(place: Path) -> None:
-    """Remove a checkpoint under another name: what a kill leaves of it is no damaged checkpoint."""
+    """Remove a checkpoint under another name: what a kill leaves of it is no damaged checkpoint.
+
+    One that is protected, another user's or a link stays.
+    """
+    if place.is_symlink() or not os.access(place, os.W_OK):
+        return
     aside = place.with_name(f".{place.name}.removed")
-    shutil.rmtree(aside, ignore_errors=True)
-    with suppress(OSError):
+    _clear(aside)
+    try:
         place.rename(aside)
-    shutil.rmtree(aside if aside.exists() else place, ignore_errors=True)
+    except OSError:
+        aside = place
+    _clear(aside)
+
+
+def _clear(place: Path) -> None:
+    """Remove a folder, or a link to one, as far as it may be removed."""
+    if place.is_symlink():
+        place.unlink()
+    else:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def recorded_loss(place: Path) -> float | None:

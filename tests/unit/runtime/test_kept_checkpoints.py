@@ -198,6 +198,43 @@ def test_a_checkpoint_of_the_same_step_is_there_until_the_new_one_is_and_one_lef
     assert sorted(place.name for place in folder.glob("step-*")) == ["step-00000007"]
 
 
+def test_a_checkpoint_that_may_not_be_removed_keeps_its_name(four_saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(four_saved, tmp_path / "four", symlinks=True)
+    folder = tmp_path / "four" / "folder" / "checkpoints"
+    (folder / "step-00000001").rename(tmp_path / "elsewhere")
+    (folder / "step-00000001").symlink_to(tmp_path / "elsewhere")
+    (folder / "step-00000002").chmod(0o555)  # which root may remove
+    checkpoints.prune(folder, keep=1, soundness=checkpoints.Soundness())
+    assert [place.name for place in checkpoints.steps(folder)] == [
+        "step-00000004", *(["step-00000002"] if os.geteuid() else []), "step-00000001",
+    ]  # fmt: skip
+    assert list_sound(tmp_path / "four" / "folder" / "checkpoints")[-1] == "step-00000001"
+    (folder / "step-00000001").unlink()
+    checkpoints.prune(folder, keep=1, soundness=checkpoints.Soundness())
+    assert not list(folder.glob(".step-*"))
+
+
+@pytest.mark.parametrize("kind", ["link", "left link", *(["protected"] if os.geteuid() else [])])  # root may remove it
+def test_a_step_is_saved_again_whatever_was_in_its_place(tmp_path: Path, kind: str) -> None:
+    saves = SAVE.format(step=7)
+    assert run_script(tmp_path, f"{BEGIN}{saves}run.finish()", KEEP="1").returncode == 0
+    place = tmp_path / "folder" / "checkpoints" / "step-00000007"
+    if kind == "protected":
+        place.chmod(0o555)
+    else:
+        place.rename(tmp_path / "elsewhere")
+        place.symlink_to(tmp_path / "elsewhere")
+    if kind == "left link":  # by a kill in between
+        place.with_name(f"{place.name}.replaced").symlink_to(tmp_path / "elsewhere")
+    again = BEGIN.replace("keep=", "step=0, keep=")
+    for _ in range(3):
+        done = run_script(tmp_path, f"{again}{saves}run.finish()", KEEP="1")
+        assert done.returncode == 0, done.stderr
+        assert not place.is_symlink()
+        assert list_sound(place.parent)[0] == place.name
+    assert kind == "protected" or (tmp_path / "elsewhere" / "manifest.json").exists()
+
+
 def test_a_program_that_goes_back_to_an_earlier_step_keeps_what_it_saves_then(tmp_path: Path) -> None:
     saves = "".join(SAVE.format(step=step) for step in (10, 20))
     first = run_script(tmp_path, f"{BEGIN}{saves}run.finish()", KEEP="2")
