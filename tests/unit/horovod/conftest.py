@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from free_ports import free_port
 
 from hpcjobs.record import METRICS
 from hpcjobs.record.summary import RunSummary
@@ -54,7 +55,7 @@ class Runs:
         listed = []
         for folder, trainer, flags in jobs:
             (self.root / folder).mkdir(exist_ok=True)
-            where = {"folder": str(self.root / folder), "port": free_port()}
+            where = {"folder": str(self.root / folder), "port": str(free_port())}
             listed.append({**where, "trainer": trainer, "flags": flags.split()})
         plan.write_text(json.dumps(listed), encoding="utf-8")
         argv = [sys.executable, "-W", warnings, "-u", "-c", SEVERAL, str(plan)]
@@ -91,9 +92,3 @@ def ranks_over_mpi(size: int, argv: list[str], cwd: Path, env: dict[str, str]) -
     mpirun = ["mpirun", "--host", f"localhost:{size}", "--bind-to", "none", *over_loopback, *argv]
     ended = subprocess.run(mpirun, cwd=cwd, env=environment(**root, **env), capture_output=True, text=True, timeout=550)
     return Ended([ended.returncode], ended.stdout, ended.stderr)
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])

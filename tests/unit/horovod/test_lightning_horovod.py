@@ -13,7 +13,8 @@ pytest.importorskip("horovod.torch", exc_type=ImportError)
 if find_spec("lightning") is None:
     pytest.skip("lightning is not installed", allow_module_level=True)
 
-from conftest import free_port, ranks_by_hand
+from conftest import ranks_by_hand
+from free_ports import free_port
 
 # Ranks begin with different weights; the windows of 3 batches leave a rest; gradients are clipped; the rate falls.
 PROGRAM = """
@@ -84,7 +85,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[f
     root: Path = tmp_path_factory.mktemp("lightning")
     (root / "program.py").write_text(PROGRAM, encoding="utf-8")
     for name in ("ddp", "horovod"):
-        agent = {"TORCHELASTIC_RUN_ID": "test", "GROUP_RANK": "0", "MASTER_PORT": free_port()}
+        agent = {"TORCHELASTIC_RUN_ID": "test", "GROUP_RANK": "0", "MASTER_PORT": str(free_port())}
         ended = ranks_by_hand(2, [sys.executable, "program.py", name], root, agent)
         assert ended.codes == [0, 0], ended
     return {name: json.loads((root / f"{name}.json").read_text(encoding="utf-8")) for name in ("ddp", "horovod")}

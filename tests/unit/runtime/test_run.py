@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from free_ports import free_port
 from waiting import eventually
 
 from hpcjobs.record.summary import RunSummary
@@ -86,15 +87,11 @@ def read_losses(run_dir: Path) -> list[tuple[int, float]]:
 def in_job(folder: Path) -> dict[str, str]:
     """The environment of a job that would be started again."""
     (folder / "control").mkdir(parents=True, exist_ok=True)
-    return {"HPCJOBS_RUN_DIR": str(folder), "HPCJOBS_CONTROL_DIR": str(folder / "control"), "MASTER_PORT": _free_port()}
-
-
-def _free_port() -> str:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+    return {
+        "HPCJOBS_RUN_DIR": str(folder),
+        "HPCJOBS_CONTROL_DIR": str(folder / "control"),
+        "MASTER_PORT": str(free_port()),
+    }
 
 
 def test_a_script_alone_writes_what_trainers_write_and_says_once_where(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 import pytest
+from free_ports import free_port
 
 from hpcjobs.record import METRICS
 from hpcjobs.record.summary import RunSummary
@@ -100,13 +100,6 @@ def clean_environment() -> dict[str, str]:
     remaining = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN) and k not in PLACE}
     warnings = {"PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "error")}
     return {**remaining, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **warnings}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def start_rank(

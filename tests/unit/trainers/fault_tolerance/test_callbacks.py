@@ -12,12 +12,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from free_ports import free_port
 
 from hpcjobs.record.summary import RunSummary
 from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.exits import BadCheckpoint
 
-from ..conftest import clean_environment, free_port, start_rank
+from ..conftest import clean_environment, start_rank
 
 LIGHTNING = """
 import logging, os, signal, time, warnings

@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 
 from hpcjobs.record.summary import RunSummary
 from hpcjobs.runtime import checkpoints
 
-from ..conftest import free_port, start_rank
+from ..conftest import start_rank
 
 SCRIPT = """
 import os, signal, time

@@ -12,12 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 from torch._C import _distributed_c10d
 
 from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.signals import JobControl, Stop
 
-from ..conftest import World, await_step, free_port, start_rank, worlds_path
+from ..conftest import World, await_step, start_rank, worlds_path
 from ..ranks import Rank
 
 FLAGS = ("--workload", "faulty:stop_requested", "--log-every", "1", "--steps", "60")
