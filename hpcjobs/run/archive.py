@@ -28,7 +28,7 @@ from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import FINAL_AFTER_S, may_be_requeued, read_accounting, read_request, read_submitted
 from hpcjobs.run.listing import FORGOTTEN_S
 from hpcjobs.run.select import entries_of
-from hpcjobs.run.status import RUNAWAY, Connect, is_in_queue, is_reachable, statuses
+from hpcjobs.run.status import NOT_ACCOUNTED, RUNAWAY, Connect, is_in_queue, is_reachable, statuses
 from hpcjobs.scheduler.base import JobRecord, State, connect
 
 _MODES = {".tar": "w", ".gz": "w:gz", ".tgz": "w:gz", ".xz": "w:xz"}
@@ -216,7 +216,7 @@ def _is_over(entry: Entry, records: list[JobRecord]) -> bool:
     A job, or a task of an array, that its scheduler has forgotten, and that wrote no end, has ended where it is old
     enough. A job may still be ending on its nodes for some minutes after its end, also if the accounting has it.
     """
-    if any(record.state is State.UNKNOWN and record.reason == RUNAWAY for record in records):
+    if any(record.state is State.UNKNOWN and record.reason in (RUNAWAY, NOT_ACCOUNTED) for record in records):
         return False
     is_forgotten = time.time() - entry.submitted > FORGOTTEN_S
     if all(record.state is State.UNKNOWN for record in records):

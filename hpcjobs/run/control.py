@@ -90,6 +90,9 @@ class _Waiting(NamedTuple):
     written: JobRecord | None
     """What an earlier start of it had written."""
 
+    def has_written(self, record: JobRecord) -> bool:
+        return self.written is not None and replace(self.written, reason=None) == replace(record, reason=None)
+
 
 def _find_waiting(known: Known) -> dict[str, _Waiting]:
     """The entry's tasks that wait, by id. Tasks of an array share a record, which an entry of one task has too."""
@@ -112,7 +115,7 @@ def _keep_ends(waiting: Iterable[tuple[Entry, dict[str, _Waiting]]], connect: Co
             task
             for record in records
             for task in task_ids(record.job_id)
-            if record.source != "nobody" and (task not in tasks or record != tasks[task].written)
+            if record.source != "nobody" and not (task in tasks and tasks[task].has_written(record))
         }
         forgotten = [one.record for task, one in tasks.items() if task not in reported]
         keep_ends(entry, [end_cancelled(record, time.time()) for record in forgotten])

@@ -208,11 +208,9 @@ _PUT_BACK = (
     *(State.PREEMPTED, State.NODE_FAIL, State.BOOT_FAIL, State.LAUNCH_FAILED, State.RECONFIG_FAIL),
     State.REQUEUED,
 )
-_NOT_ACCOUNTED = "it has left the queue, and the accounting does not answer"
-_DIFFER = "squeue lacks it, the accounting has it as alive, and squeue did not answer again"
+NOT_ACCOUNTED = "it has left the queue, and the accounting does not answer"
 _LOST = "its scheduler no longer knows it, and it wrote no end"
 RUNAWAY = "the accounting has it as alive, squeue lacks it, and it wrote no end"
-"""The reason of an UNKNOWN job that may not be taken for over."""
 _CANCELLED = "it was cancelled, and wrote no end"
 _CANCELLED_WAITING = "cancelled while it waited"
 Connect = Callable[[str, "str | None"], Scheduler]
@@ -338,23 +336,18 @@ def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord
             )
         )
     ]
-    error: SchedulerError | None = None
+    error = None
     try:
         accounted = _by_parent(scheduler.account(ended_ids) if ended_ids else [])
     except SchedulerDownError as no_answer:
         accounted, error = {}, no_answer
-    absent = [member.entry for member, records in zip(members, queued, strict=True) if not records]
-    unsure = dict.fromkeys(map(id, absent if error else ()), _NOT_ACCOUNTED)
     # Requeued by hand since squeue answered, or its answer was cut; or sacct has not heard of the end.
-    if differ := [entry for entry in absent if any(_may_be_alive(entry, r) for r in _ours(entry, accounted))]:
-        try:
-            again = scheduler.queue_again() if isinstance(scheduler, QueueReadOnce) else scheduler.queue()
-            by_parent = _by_parent(again)
-            queued = [
-                records or _ours(member.entry, by_parent) for member, records in zip(members, queued, strict=True)
-            ]
-        except SchedulerError as no_answer:
-            error, unsure = no_answer, dict.fromkeys(map(id, differ), _DIFFER)
+    if any(
+        not records and _may_be_alive(member.entry, _ours(member.entry, accounted))
+        for member, records in zip(members, queued, strict=True)
+    ):
+        by_parent = _queue_again(scheduler)
+        queued = [records or _ours(member.entry, by_parent) for member, records in zip(members, queued, strict=True)]
     ended = {job_id: [r for r in records if r.state.ended] for job_id, records in accounted.items()}
     candidates = [entry for entry, _, _ in members if entry.is_foreign and current_id(entry) in ended_ids]
     if late := [
@@ -367,15 +360,24 @@ def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord
             accounted[job_id] = ended.get(job_id, []) + [r for r in records if r.job_id not in there]
     return [
         _resolve(member, records, [_correct(member.entry, r) for r in _ours(member.entry, accounted)])
-        if id(member.entry) not in unsure or member.accounted is not None
-        else _written(member.entry, reason=unsure[id(member.entry)])
+        if records or error is None or member.accounted is not None
+        else _written(member.entry, reason=NOT_ACCOUNTED)
         for member, records in zip(members, queued, strict=True)
     ], error
 
 
-def _may_be_alive(entry: Entry, record: JobRecord) -> bool:
+def _may_be_alive(entry: Entry, accounted: Iterable[JobRecord]) -> bool:
     """Whether a job that squeue lacks may be alive by sacct, which has an ended one as running for a while."""
-    return record.state is State.PENDING or (not record.state.ended and not all_ended(entry))
+    states = {record.state for record in accounted if not record.state.ended}
+    return State.PENDING in states or (bool(states) and not all_ended(entry))
+
+
+def _queue_again(scheduler: JobQueue) -> dict[str, list[JobRecord]]:
+    """The queue a second time; nothing, if it does not answer now."""
+    try:
+        return _by_parent(scheduler.queue_again() if isinstance(scheduler, QueueReadOnce) else scheduler.queue())
+    except SchedulerError:
+        return {}
 
 
 def is_in_queue(entry: Entry, *, connect: ConnectQueue = connect) -> bool:

@@ -118,9 +118,8 @@ def test_a_job_that_squeue_lacks_and_that_sacct_has_as_alive_is_looked_for_again
     assert within("archive", "7").code == 5
     (slurm / "squeue.asked").unlink()
     answer(slurm, "squeue", f"[ $(wc -l <{slurm}/squeue.asked) = 1 ] || {{ {CONTROLLER_AWAY}; }}")
-    listed = within("ps", "--json")
-    assert (listed.code, "squeue" in listed.err) == (8, True)
-    assert json.loads(listed.out)[0]["record"]["reason"].endswith("squeue did not answer again")
+    shown = records()["7"]
+    assert (shown["state"], shown["reason"]) == ("UNKNOWN", RUNAWAY)
 
 
 def test_a_job_that_wrote_its_end_and_was_requeued_since_squeue_answered_waits(here: Path, slurm: Path) -> None:
@@ -157,6 +156,19 @@ def test_a_job_that_is_cancelled_as_soon_as_it_was_submitted_is_cancelled(here: 
     answer(slurm, "squeue", f"[ -e {slurm}/cancelled ] || {print_rows(row)}")
     answer(slurm, "scancel", f"touch {slurm}/cancelled")
     answer(slurm, "sacct", accounted(entry, "PENDING", NOW + 60))  # by the clock of the controller
+    assert ok("cancel", "7").out == "cancelled 7\n"
+    answer(slurm, "sacct", ":")
+    assert records("-a")["7"]["state"] == "CANCELLED"
+
+
+def test_a_requeued_job_that_is_cancelled_as_it_waits_is_cancelled_though_the_accounting_goes_away(
+    here: Path, slurm: Path
+) -> None:
+    entry = job(here, "7", state="FAILED")
+    row = queued_row(JobName="job7", State="PENDING", Submit=NOW - 60, Command=f"{entry.run_dir}/job.sh")
+    answer(slurm, "squeue", f"[ -e {slurm}/cancelled ] || {print_rows(row)}")
+    answer(slurm, "scancel", f"touch {slurm}/cancelled")
+    answer(slurm, "sacct", f"[ ! -e {slurm}/cancelled ] || {{ {AWAY}; }}")
     assert ok("cancel", "7").out == "cancelled 7\n"
     answer(slurm, "sacct", ":")
     assert records("-a")["7"]["state"] == "CANCELLED"
