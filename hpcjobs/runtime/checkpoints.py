@@ -21,6 +21,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from hpcjobs.runtime.exits import BadCheckpoint, print_error
 
 FOLDER = "checkpoints"
 REPLACED = ".replaced"
-"""Ends the name of a checkpoint while another one of the same step takes its place."""
+"""In the name of a checkpoint while another one of its step takes its place; for good if it may not be removed."""
 MANIFEST = "manifest.json"
 LATEST, BEST = "latest", "best"
 BLOCK_BYTES = 1 << 22
@@ -119,16 +120,12 @@ class Draft:
         for inner in {(self.path / name).parent for name in sums} - {self.path}:
             sync_folder(inner)
         sync_folder(self.path)  # before the rename: a checkpoint with its final name is taken for complete
-        replaced = self.place.with_name(self.place.name + REPLACED)
-        if self.place.exists():
-            _clear(replaced)
-            if os.path.lexists(replaced):  # it is protected, and stays
-                _clear(self.place)
-            else:
-                self.place.rename(replaced)
+        if os.path.lexists(self.place):
+            self.place.rename(_name_of_replaced(self.place))
         self.path.rename(self.place)
         sync_folder(self.folder)
-        _clear(replaced)
+        for replaced in self.folder.glob(f"{self.place.name}{REPLACED}*"):
+            _remove(replaced)
         try:
             point(self.folder / LATEST, self.place)
         except OSError as error:  # the checkpoint itself is complete
@@ -211,7 +208,8 @@ def prune(folder: Path, *, keep: int, soundness: Soundness, owner: str | int | N
         except OSError as error:
             print_error(f"warning: {place} can't be read, and stays: {error}")
             continue
-        _remove(place)
+        if not place.is_symlink():  # somebody wants that one
+            _remove(place)
     for left in folder.glob(".step-*"):
         if not left.name.endswith(f".{os.getpid() if owner is None else owner}"):
             shutil.rmtree(left, ignore_errors=True)
@@ -221,28 +219,30 @@ def prune(folder: Path, *, keep: int, soundness: Soundness, owner: str | int | N
                 beside.unlink()
 
 
+def _name_of_replaced(place: Path) -> Path:
+    """A free name: a kill may have left the first one, or what has it may not be removed."""
+    names = (place.with_name(f"{place.name}{REPLACED}{number or ''}") for number in count())
+    return next(name for name in names if not os.path.lexists(name))
+
+
 def _remove(place: Path) -> None:
     """Remove a checkpoint under another name: what a kill leaves of it is no damaged checkpoint.
 
-    One that is protected, another user's or a link stays.
+    Of a link the link alone; what is protected or another user's stays.
     """
-    if place.is_symlink() or not os.access(place, os.W_OK):
+    if place.is_symlink():
+        with suppress(OSError):
+            place.unlink()
+        return
+    if not os.access(place, os.W_OK):
         return
     aside = place.with_name(f".{place.name}.removed")
-    _clear(aside)
+    shutil.rmtree(aside, ignore_errors=True)
     try:
         place.rename(aside)
     except OSError:
         aside = place
-    _clear(aside)
-
-
-def _clear(place: Path) -> None:
-    """Remove a folder, or a link to one, as far as it may be removed."""
-    if place.is_symlink():
-        place.unlink()
-    else:
-        shutil.rmtree(place, ignore_errors=True)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def recorded_loss(place: Path) -> float | None:
@@ -258,7 +258,7 @@ def steps(folder: Path) -> list[Path]:
 
 
 def _step_of(place: Path) -> str:
-    return place.name.removeprefix("step-").removesuffix(REPLACED)
+    return place.name.removeprefix("step-").partition(REPLACED)[0]
 
 
 def _order(place: Path) -> tuple[float, int]:

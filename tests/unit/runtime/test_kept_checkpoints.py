@@ -214,25 +214,33 @@ def test_a_checkpoint_that_may_not_be_removed_keeps_its_name(four_saved: Path, t
     assert not list(folder.glob(".step-*"))
 
 
-@pytest.mark.parametrize("kind", ["link", "left link", *(["protected"] if os.geteuid() else [])])  # root may remove it
+PROTECTED = ["protected"] if os.geteuid() else []  # root may remove it
+
+
+@pytest.mark.parametrize("kind", ["link", "left link", "dangling link", *PROTECTED])
 def test_a_step_is_saved_again_whatever_was_in_its_place(tmp_path: Path, kind: str) -> None:
     saves = SAVE.format(step=7)
     assert run_script(tmp_path, f"{BEGIN}{saves}run.finish()", KEEP="1").returncode == 0
     place = tmp_path / "folder" / "checkpoints" / "step-00000007"
-    if kind == "protected":
-        place.chmod(0o555)
-    else:
-        place.rename(tmp_path / "elsewhere")
-        place.symlink_to(tmp_path / "elsewhere")
-    if kind == "left link":  # by a kill in between
-        place.with_name(f"{place.name}.replaced").symlink_to(tmp_path / "elsewhere")
+    elsewhere = tmp_path / "elsewhere"
     again = BEGIN.replace("keep=", "step=0, keep=")
-    for _ in range(3):
+    for number in range(3):
+        if kind == "protected":
+            (place / "more").mkdir()
+            (place / "more" / str(number)).touch()
+            place.chmod(0o555)
+        elif number == 0:
+            place.rename(elsewhere)
+            place.symlink_to(tmp_path / "nowhere" if kind == "dangling link" else elsewhere)
+            if kind == "left link":  # by a kill in between
+                place.with_name(f"{place.name}.replaced").symlink_to(elsewhere)
         done = run_script(tmp_path, f"{again}{saves}run.finish()", KEEP="1")
         assert done.returncode == 0, done.stderr
         assert not place.is_symlink()
-        assert list_sound(place.parent)[0] == place.name
-    assert kind == "protected" or (tmp_path / "elsewhere" / "manifest.json").exists()
+        assert checkpoints.steps(place.parent)[0].name == place.name
+    stays = sorted(path.name for path in place.parent.glob("**/more/*"))
+    assert stays == (["0", "1", "2"] if kind == "protected" else [])
+    assert kind == "protected" or (elsewhere / "manifest.json").exists()
 
 
 def test_a_program_that_goes_back_to_an_earlier_step_keeps_what_it_saves_then(tmp_path: Path) -> None:
