@@ -8,8 +8,9 @@ from itertools import count
 
 from hpcjobs.ports import is_free
 
-FIRST, LAST = 20_000, 32_767
-"""Linux gives ports from 32768 on to connections: one of those could be taken before a rank listens at it."""
+FIRST, LAST = 10_500, 14_999
+"""Below those that hpcjobs chooses by itself, and those that Linux gives to connections (from 32768 on), which could
+be taken before a rank listens there."""
 
 
 def _numbers() -> Iterator[int]:

@@ -65,7 +65,7 @@ class Submission:
     entry: Entry | None = None
     cancelled: float | None = None
     cancelling: float | None = None
-    """Since when somebody tries to, whatever becomes of it."""
+    """Since when somebody tries to, whatever becomes of it; of several, the last one that is known to have worked."""
     requeued: list[float] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
 
@@ -309,10 +309,12 @@ class Life:
 
     def cancel(self, one: Submission) -> None:
         entry = self.entry_of(one)
-        one.cancelling = self.world.now
+        began = self.world.now
+        if one.cancelled is None:
+            one.cancelling = began
         outcome = control.cancel([entry])
         if outcome.cancelled:
-            one.cancelled = self.world.now
+            one.cancelling, one.cancelled = began, self.world.now
             self.world.log(f"user: cancelled {outcome.cancelled}")
 
     def control(self, verb: control.Verb, one: Submission) -> None:
