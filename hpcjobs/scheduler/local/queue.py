@@ -389,22 +389,26 @@ def decide(entries: Iterable[QueuedJob], outcome: Outcome) -> dict[str, StartDec
     machine = _Machine(entries)
     verdicts: dict[str, StartDecision] = {}
     first: LocalJob | None = None  # the job nearest before that is held back by resources or order
+    between: list[LocalJob] = []  # those after it that wait for other jobs: one may be held back before this job is
     for entry in entries:
         if entry.done_starting:
             continue
         verdict = _own_verdict(entry, entries, outcome)
         if verdict is None and first is not None:
-            verdict = Wait("Priority", (first,))
+            verdict = Wait("Priority", (first, *between))
         elif verdict is None:
             gpus = machine.fit(entry.request)
             starting = {name for name, other in verdicts.items() if isinstance(other, Start)}
             busy = tuple(e.job for e in entries if e.started is not None or e.job.job_id in starting)
-            verdict = Wait("Resources", busy) if gpus is None else Start(gpus)
+            verdict = Wait("Resources", (*busy, *between)) if gpus is None else Start(gpus)
         if isinstance(verdict, Start):
             held_back = not _take_turn(entry, verdict.gpus, machine, entries)
         else:
             held_back = isinstance(verdict, Wait) and verdict.reason in ("Resources", "Priority")
-        first = entry.job if held_back else first
+        if held_back:
+            first, between = entry.job, []
+        elif isinstance(verdict, Wait):
+            between.append(entry.job)
         verdicts[entry.job.job_id] = verdict
     return verdicts
 

@@ -276,6 +276,23 @@ def test_the_next_in_turn_notices_the_death_of_a_job_that_ran_before_it_was_next
         machine.let_go(name)
 
 
+def test_a_job_behind_one_that_waited_for_another_notices_its_death(machine: Machine) -> None:
+    first = machine.held("first", cpus_per_task=2)
+    machine.wait_for("first")
+    machine.held("second")
+    third = machine.held("third", cpus_per_task=2, dependency=f"afterany:{first}")
+    last = machine.held("last")
+    until(lambda: machine.queue()[last] == ("PENDING", "Priority"))
+    machine.let_go("first")
+    machine.wait_for("second")  # the third, too large for what is left, is next
+    until(lambda: machine.queue()[third] == ("PENDING", "Resources"))
+    for keeper in machine.keepers(third):
+        os.kill(keeper, signal.SIGKILL)
+    until(lambda: machine.runs("last"))  # nobody has asked in between
+    for name in ("second", "last"):
+        machine.let_go(name)
+
+
 def test_one_that_waits_notices_that_all_before_it_were_killed(machine: Machine) -> None:
     job = machine.submit(sys.executable, "-c", STUBBORN, cpus_per_task=2)
     stubborn_pid(machine)
