@@ -90,7 +90,10 @@ class _Waiting(NamedTuple):
     written: JobRecord | None
     """What an earlier start of it had written."""
 
-    def has_written(self, record: JobRecord) -> bool:
+    def is_out_of_date(self, record: JobRecord) -> bool:
+        """Whether the record, read since it was cancelled, is of an earlier start, or the accounting's from before."""
+        if record.source == "sacct" and not record.state.ended:
+            return True
         return self.written is not None and replace(self.written, reason=None) == replace(record, reason=None)
 
 
@@ -115,7 +118,7 @@ def _keep_ends(waiting: Iterable[tuple[Entry, dict[str, _Waiting]]], connect: Co
             task
             for record in records
             for task in task_ids(record.job_id)
-            if record.source != "nobody" and not (task in tasks and tasks[task].has_written(record))
+            if record.source != "nobody" and not (task in tasks and tasks[task].is_out_of_date(record))
         }
         forgotten = [one.record for task, one in tasks.items() if task not in reported]
         keep_ends(entry, [end_cancelled(record, time.time()) for record in forgotten])

@@ -342,12 +342,16 @@ def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord
     except SchedulerDownError as no_answer:
         accounted, error = {}, no_answer
     # Requeued by hand since squeue answered, or its answer was cut; or sacct has not heard of the end.
-    if any(
+    differs = [
         not records and _may_be_alive(member.entry, _ours(member.entry, accounted))
         for member, records in zip(members, queued, strict=True)
-    ):
-        by_parent = _queue_again(scheduler)
-        queued = [records or _ours(member.entry, by_parent) for member, records in zip(members, queued, strict=True)]
+    ]
+    if any(differs):
+        alive = _queue_again(scheduler, otherwise=accounted)
+        queued = [
+            _ours(member.entry, alive) if is_in_doubt else records
+            for member, records, is_in_doubt in zip(members, queued, differs, strict=True)
+        ]
     ended = {job_id: [r for r in records if r.state.ended] for job_id, records in accounted.items()}
     candidates = [entry for entry, _, _ in members if entry.is_foreign and current_id(entry) in ended_ids]
     if late := [
@@ -372,12 +376,12 @@ def _may_be_alive(entry: Entry, accounted: Iterable[JobRecord]) -> bool:
     return State.PENDING in states or (bool(states) and not all_ended(entry))
 
 
-def _queue_again(scheduler: JobQueue) -> dict[str, list[JobRecord]]:
-    """The queue a second time; nothing, if it does not answer now."""
+def _queue_again(scheduler: JobQueue, *, otherwise: dict[str, list[JobRecord]]) -> dict[str, list[JobRecord]]:
+    """The queue a second time; if it does not answer now, what is alive by the accounting."""
     try:
         return _by_parent(scheduler.queue_again() if isinstance(scheduler, QueueReadOnce) else scheduler.queue())
     except SchedulerError:
-        return {}
+        return {job_id: [r for r in records if not r.state.ended] for job_id, records in otherwise.items()}
 
 
 def is_in_queue(entry: Entry, *, connect: ConnectQueue = connect) -> bool:

@@ -15,6 +15,7 @@ import errno
 import json
 import math
 import os
+import re
 import shutil
 import uuid
 import zlib
@@ -32,6 +33,7 @@ from hpcjobs.runtime.exits import BadCheckpoint, print_error
 FOLDER = "checkpoints"
 REPLACED = ".replaced"
 """In the name of a checkpoint while another one of its step takes its place; for good if it may not be removed."""
+_NAME = re.compile(rf"step-(?P<step>\d+)({re.escape(REPLACED)}\d*)?")
 MANIFEST = "manifest.json"
 LATEST, BEST = "latest", "best"
 BLOCK_BYTES = 1 << 22
@@ -121,11 +123,11 @@ class Draft:
             sync_folder(inner)
         sync_folder(self.path)  # before the rename: a checkpoint with its final name is taken for complete
         if os.path.lexists(self.place):
+            _remove_replaced(self.place)
             self.place.rename(_name_of_replaced(self.place))
         self.path.rename(self.place)
         sync_folder(self.folder)
-        for replaced in self.folder.glob(f"{self.place.name}{REPLACED}*"):
-            _remove(replaced)
+        _remove_replaced(self.place)
         try:
             point(self.folder / LATEST, self.place)
         except OSError as error:  # the checkpoint itself is complete
@@ -208,7 +210,7 @@ def prune(folder: Path, *, keep: int, soundness: Soundness, owner: str | int | N
         except OSError as error:
             print_error(f"warning: {place} can't be read, and stays: {error}")
             continue
-        if not place.is_symlink():  # somebody wants that one
+        if not (place.is_symlink() and place.exists()):  # somebody wants that one
             _remove(place)
     for left in folder.glob(".step-*"):
         if not left.name.endswith(f".{os.getpid() if owner is None else owner}"):
@@ -217,6 +219,12 @@ def prune(folder: Path, *, keep: int, soundness: Soundness, owner: str | int | N
         for beside in folder.glob(f".{link}.*"):
             with suppress(OSError):
                 beside.unlink()
+
+
+def _remove_replaced(place: Path) -> None:
+    for replaced in place.parent.glob(f"{place.name}{REPLACED}*"):
+        if _NAME.fullmatch(replaced.name):
+            _remove(replaced)
 
 
 def _name_of_replaced(place: Path) -> Path:
@@ -253,17 +261,13 @@ def recorded_loss(place: Path) -> float | None:
 
 def steps(folder: Path) -> list[Path]:
     """List checkpoints, newest first. Checkpoints without a readable manifest come first: their age is unknown."""
-    places = [place for place in folder.glob("step-*") if _step_of(place).isdecimal()]
-    return sorted(places, key=_order, reverse=True)
+    places = [(place, name) for place in folder.glob("step-*") if (name := _NAME.fullmatch(place.name))]
+    return [place for place, _ in sorted(places, key=lambda one: (_age(one[0]), int(one[1]["step"])), reverse=True)]
 
 
-def _step_of(place: Path) -> str:
-    return place.name.removeprefix("step-").partition(REPLACED)[0]
-
-
-def _order(place: Path) -> tuple[float, int]:
+def _age(place: Path) -> float:
     number = _number_of(place)
-    return math.inf if number is None else number, int(_step_of(place))
+    return math.inf if number is None else number
 
 
 def _number_of(place: Path) -> int | None:
