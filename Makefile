@@ -37,9 +37,9 @@ unit: ## The unit tests without what trains; needs no root and no Slurm
 	@tools/venv dev
 	$(BIN)/pytest tests/unit --ignore tests/unit/trainers --ignore tests/unit/horovod
 
-simulate: ## Lives of jobs in a simulated cluster with faults, SEEDS=0-99999 (tests/simulation)
+simulate: ## A simulated cluster with faults, SEEDS=0-99999 LIVES=jobs|cases|sweeps|queue|federation (tests/simulation)
 	@tools/venv dev
-	nice -n 15 $(BIN)/python -W ignore tests/simulation/simulate.py --seeds "$(or $(SEEDS),0-9999)"
+	nice -n 15 $(BIN)/python -W ignore tests/simulation/simulate.py --lives "$(or $(LIVES),jobs)" --seeds "$(or $(SEEDS),0-9999)"
 
 mutants: ## Defects of the past, put back one by one: which of them does the simulation find (tests/mutants)
 	@tools/venv dev

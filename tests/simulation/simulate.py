@@ -1,7 +1,7 @@
-"""Plays schedules: ``python tests/simulation/simulate.py --seeds 0-999``; a failing seed is minimised and replayable.
+"""Lives of jobs in a simulated Slurm, with faults from seeds; a failing one is shortened, and its command printed.
 
-python tests/simulation/simulate.py --seed 17            one schedule, with its trace
-python tests/simulation/simulate.py --seeds 0-999999     many, on --jobs processes
+python tests/simulation/simulate.py --seeds 0-999999     many
+python tests/simulation/simulate.py --seed 17            one, with its trace
 """
 
 from __future__ import annotations
@@ -120,13 +120,13 @@ def _play_to_first(seeds: range, lives: str) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--faults")
-    parser.add_argument("--lives", choices=LIVES, default="jobs")
-    parser.add_argument("--seeds", default="0-999")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--most", type=int, default=5, help="failures to print")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="0-999", help="play these, the last included (default: %(default)s)")
+    parser.add_argument("--seed", type=int, help="play this one, and print what happened in it")
+    parser.add_argument("--faults", help="with --seed: these faults instead of its own, as a failure prints them")
+    parser.add_argument("--lives", choices=LIVES, default="jobs", help="what is played (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--most", type=int, default=5, help="print so many failures")
     parser.add_argument("--first", action="store_true", help="end at the first schedule that fails")
     given = parser.parse_args()
     if given.seed is not None:
