@@ -33,7 +33,16 @@ from hpcjobs.run.job_files import (
     task_dir,
 )
 from hpcjobs.run.select import require_all_own
-from hpcjobs.run.status import Connect, Known, end_cancelled, is_ours, own_cluster, require_reachable, statuses
+from hpcjobs.run.status import (
+    Connect,
+    Known,
+    end_cancelled,
+    is_ours,
+    own_cluster,
+    require_reachable,
+    statuses,
+    was_requeued_since,
+)
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, connect
 from hpcjobs.scheduler_kind import CLUSTER
 from hpcjobs.site.library import policies_of_job
@@ -91,10 +100,9 @@ class _Waiting(NamedTuple):
     """What an earlier start of it had written."""
 
     def is_out_of_date(self, record: JobRecord) -> bool:
-        """Whether the record, read since it was cancelled, is of an earlier start, or the accounting's from before."""
-        if record.source == "sacct" and not record.state.ended:
-            return True
-        return self.written is not None and replace(self.written, reason=None) == replace(record, reason=None)
+        """Whether the record, read since the task was cancelled, is of an earlier start."""
+        is_written = self.written is not None and replace(self.written, reason=None) == replace(record, reason=None)
+        return is_written or was_requeued_since(record, self.record)
 
 
 def _find_waiting(known: Known) -> dict[str, _Waiting]:

@@ -316,6 +316,8 @@ def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord
 
     Where the accounting does not answer, the second part of the result is its error, and the jobs that have left the
     queue are reported by their run folders, since their absence from the accounting is not known.
+
+    Raises SchedulerError: the queue does not answer, or not the second time.
     """
     # The queue first: a job that ends between the two queries is found by one of them.
     queue = scheduler.queue()
@@ -342,16 +344,12 @@ def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord
     except SchedulerDownError as no_answer:
         accounted, error = {}, no_answer
     # Requeued by hand since squeue answered, or its answer was cut; or sacct has not heard of the end.
-    differs = [
+    if any(
         not records and _may_be_alive(member.entry, _ours(member.entry, accounted))
         for member, records in zip(members, queued, strict=True)
-    ]
-    if any(differs):
-        alive = _queue_again(scheduler, otherwise=accounted)
-        queued = [
-            _ours(member.entry, alive) if is_in_doubt else records
-            for member, records, is_in_doubt in zip(members, queued, differs, strict=True)
-        ]
+    ):
+        again = _by_parent(scheduler.queue_again() if isinstance(scheduler, QueueReadOnce) else scheduler.queue())
+        queued = [records or _ours(member.entry, again) for member, records in zip(members, queued, strict=True)]
     ended = {job_id: [r for r in records if r.state.ended] for job_id, records in accounted.items()}
     candidates = [entry for entry, _, _ in members if entry.is_foreign and current_id(entry) in ended_ids]
     if late := [
@@ -374,14 +372,6 @@ def _may_be_alive(entry: Entry, accounted: Iterable[JobRecord]) -> bool:
     """Whether a job that squeue lacks may be alive by sacct, which has an ended one as running for a while."""
     states = {record.state for record in accounted if not record.state.ended}
     return State.PENDING in states or (bool(states) and not all_ended(entry))
-
-
-def _queue_again(scheduler: JobQueue, *, otherwise: dict[str, list[JobRecord]]) -> dict[str, list[JobRecord]]:
-    """The queue a second time; if it does not answer now, what is alive by the accounting."""
-    try:
-        return _by_parent(scheduler.queue_again() if isinstance(scheduler, QueueReadOnce) else scheduler.queue())
-    except SchedulerError:
-        return {job_id: [r for r in records if not r.state.ended] for job_id, records in otherwise.items()}
 
 
 def is_in_queue(entry: Entry, *, connect: ConnectQueue = connect) -> bool:
@@ -534,8 +524,14 @@ def _choose_later(record: JobRecord, ends: Iterable[JobRecord]) -> JobRecord:
     """The kept end of the same task, where the accounting has only that of an earlier start."""
     for end in ends:
         if end.job_id == record.job_id and None not in (end.ended, record.ended):
-            return end if (end.ended or 0) > (record.ended or 0) + CLOCK_TOLERANCE_S else record
+            is_later = (end.ended or 0) > (record.ended or 0) + CLOCK_TOLERANCE_S
+            return end if is_later or was_requeued_since(record, end) else record
     return record
+
+
+def was_requeued_since(record: JobRecord, later: JobRecord) -> bool:
+    """Whether the job was requeued after ``record``: that moves the submit time, which slurmctld alone writes."""
+    return None not in (record.submitted, later.submitted) and (record.submitted or 0) < (later.submitted or 0)
 
 
 def _own_or_lost(entry: Entry, task: str, queued: JobRecord | None) -> JobRecord | None:

@@ -158,11 +158,16 @@ def test_no_submission_is_lost_or_doubled_while_slurmctld_is_stopped_killed_and_
     print(f"{len(held)} put back and held, as no node could start them: {len(withheld - runs.keys())} never began")
     print(Counter(answer.err.strip()[-200:] for answer in answers if answer.code != 0))
     assert [n for n, count in runs.items() if count > 1] == []
-    for n in lost:
-        near = [(d.kind, round(d.began - when[n], 1), round(d.ended - when[n], 1)) for d in deeds]
-        print(n, accepted[n].id, [one for one in near if -60 < one[1] < 60], states.get(str(accepted[n].run_dir)))
-    assert [n for n in lost if not _is_unsaved(when[n], deeds)] == []
-    assert [n for n in repeated if not _is_unsaved(starts[n][0], deeds)] == []
+    unexplained = [n for n in lost if not _is_unsaved(when[n], deeds)]
+    unexplained += [n for n in repeated if not _is_unsaved(starts[n][0], deeds)]
+    for n in unexplained:
+        near = [(deed.kind, round(deed.began - when[n], 1), round(deed.ended - when[n], 1)) for deed in deeds]
+        began = [round(start - when[n], 1) for start in starts.get(n, ())]
+        print(
+            n, accepted[n].id, states.get(str(accepted[n].run_dir)), began, [one for one in near if -60 < one[1] < 60]
+        )
+        print(accepted[n].log)
+    assert unexplained == []
     for number, job in accepted.items():
         expected = {"UNKNOWN"} if number in lost else {"COMPLETED"}
         if number in unstarted:  # slurmctld may hear of the end after the limit of five minutes

@@ -99,7 +99,7 @@ def test_a_job_out_of_memory_stays_so_when_slurmctld_has_forgotten_it(here: Path
 def accounted(entry: Entry, state: str, submitted: int) -> str:
     command = f"sbatch --parsable {entry.run_dir}/job.sh"
     values = {"JobName": entry.name, "State": state, "Start": "Unknown", "End": "Unknown", "SubmitLine": command}
-    return print_rows(accounted_row(Submit=submitted, **values))
+    return print_rows(accounted_row(JobID=entry.job_id, Submit=submitted, **values))
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
@@ -118,8 +118,9 @@ def test_a_job_that_squeue_lacks_and_that_sacct_has_as_alive_is_looked_for_again
     assert within("archive", "7").code == 5
     (slurm / "squeue.asked").unlink()
     answer(slurm, "squeue", f"[ $(wc -l <{slurm}/squeue.asked) = 1 ] || {{ {CONTROLLER_AWAY}; }}")
-    shown = records()["7"]
-    assert (shown["state"], shown["source"]) == (state, "sacct")
+    listed = within("ps")
+    assert listed.code == 8
+    assert "no answer from Slurm (squeue" in listed.err
 
 
 def test_a_job_that_wrote_its_end_and_was_requeued_since_squeue_answered_waits(here: Path, slurm: Path) -> None:
@@ -130,15 +131,148 @@ def test_a_job_that_wrote_its_end_and_was_requeued_since_squeue_answered_waits(h
     assert records()["7"]["state"] == "PENDING"
     (slurm / "squeue.asked").unlink()
     assert within("archive", "7").code == 5
-    answer(slurm, "scancel", f"touch {slurm}/cancelled")
     # It is listed once more, and then slurmctld is away between two questions.
     answer(slurm, "squeue", f"[ $(wc -l <{slurm}/squeue.asked) = 1 ] || {{ {CONTROLLER_AWAY}; }}")
     for verb in ("archive", "prune"):
         (slurm / "squeue.asked").unlink()
         old = ("prune", "--older-than", "0s", "--remove")
         left = within(*(old if verb == "prune" else (verb, "7")))
-        assert "PENDING" in left.err or "not listed: 1 job" in left.err, left
+        assert left.code == 8, left
         assert Path(entry.run_dir).exists()
+
+
+def _in_doubt(here: Path) -> tuple[Entry, str]:
+    """A job that squeue's first answer lacks, and its row of sacct, which has it as running."""
+    entry = job(here, "8")
+    return entry, accounted(entry, "RUNNING", NOW - 600)
+
+
+def test_the_second_answer_of_squeue_counts_for_every_job_that_the_first_lacked(here: Path, slurm: Path) -> None:
+    """7 failed, and is requeued by hand while sacct answers; squeue is asked again because of 8."""
+    _, running = _in_doubt(here)
+    entry = job(here, "7", submitted=NOW - 7200)
+    _write_end(entry, "FAILED", NOW - 7000, NOW - 3600)
+    row = queued_row(JobName="job7", State="PENDING", Submit=NOW - 1, Command=f"{entry.run_dir}/job.sh")
+    answer(slurm, "sacct", f"touch {slurm}/requeued; {running}; {_failed(entry)}")
+    answer(slurm, "squeue", f"[ ! -e {slurm}/requeued ] || {print_rows(row)}")
+    assert "0 jobs" in ok("prune", "--older-than", "10m", "--remove").out
+    assert Path(entry.run_dir).exists()
+    (slurm / "requeued").unlink()
+    assert records("-a")["7"]["state"] == "PENDING"
+
+
+@pytest.mark.parametrize("verb", ["cancel", "prune"])
+def test_no_running_job_is_taken_for_unknown_when_the_first_answer_of_squeue_was_cut(
+    here: Path, slurm: Path, verb: str
+) -> None:
+    """The accounting has not heard of 7 yet."""
+    other, running = _in_doubt(here)
+    entry = job(here, "7", submitted=NOW - 40 * 86_400)
+    rows = [
+        queued_row(JobID=one.job_id, JobName=one.name, Submit=int(one.submitted), Command=f"{one.run_dir}/job.sh")
+        for one in (entry, other)
+    ]
+    answer(slurm, "sacct", f"touch {slurm}/complete; {running}")
+    answer(slurm, "squeue", f"[ ! -e {slurm}/complete ] || {print_rows(*rows)}")
+    answer(slurm, "scancel", ":")
+    if verb == "cancel":
+        assert ok("cancel", "7", "8").out.split() == ["cancelled", "7", "8"]
+        assert (slurm / "scancel.asked").read_text().split()[-2:] == ["7", "8"]
+    else:
+        assert "0 jobs" in ok("prune", "--older-than", "0s", "--remove").out
+        assert Path(entry.run_dir).exists()
+
+
+def test_a_completed_job_is_not_cancelled_when_slurmctld_goes_away_between_two_questions(
+    here: Path, slurm: Path
+) -> None:
+    """sacct still has it as waiting."""
+    entry = job(here, "7", submitted=NOW - 900)
+    _write_end(entry, "COMPLETED", NOW - 100, NOW - 30)
+    waiting = accounted(entry, "PENDING", NOW - 900)
+    answer(slurm, "sacct", f"touch {slurm}/away; {waiting}")
+    answer(slurm, "squeue", f"[ ! -e {slurm}/away ] || {{ {CONTROLLER_AWAY}; }}")
+    answer(slurm, "scancel", f"rm {slurm}/away")
+    assert within("cancel", "7").code == 8
+    (slurm / "away").unlink()
+    answer(slurm, "sacct", waiting)
+    assert records("-a")["7"]["state"] == "COMPLETED"
+
+
+def test_a_job_that_completed_before_scancel_is_completed_where_slurmctld_goes_away_after_it(
+    here: Path, slurm: Path
+) -> None:
+    entry = job(here, "7", submitted=NOW - 300)
+    (Path(entry.run_dir) / "state.json").unlink()
+    row = queued_row(JobName="job7", State="PENDING", Submit=NOW - 300, Command=f"{entry.run_dir}/job.sh")
+    end = {"job_id": "7", "state": "COMPLETED", "exit_code": 0, "started": NOW - 5, "ended": NOW - 1, "nodes": "n1"}
+    (slurm / "end.json").write_text(json.dumps(end))
+    away = f"[ ! -e {slurm}/away ] || {{ {CONTROLLER_AWAY}; }}; "
+    answer(slurm, "squeue", f"{away} [ -e {slurm}/cancelled ] || {print_rows(row)}")
+    answer(slurm, "scancel", f"touch {slurm}/cancelled; cp {slurm}/end.json {entry.run_dir}/state.json")
+    waiting = accounted(entry, "PENDING", NOW - 300)
+    answer(slurm, "sacct", f"touch {slurm}/away; {waiting}")
+    ok("cancel", "7")
+    (slurm / "away").unlink()
+    answer(slurm, "sacct", waiting)
+    assert records("-a")["7"]["state"] == "COMPLETED"
+
+
+def test_a_cancelled_job_stays_cancelled_when_slurmctld_goes_away_between_two_questions(
+    here: Path, slurm: Path
+) -> None:
+    entry = job(here, "7")
+    (Path(entry.run_dir) / "state.json").unlink()
+    row = queued_row(JobName="job7", State="PENDING", Submit=NOW - 60, Command=f"{entry.run_dir}/job.sh")
+    away = f"[ ! -e {slurm}/away ] || {{ {CONTROLLER_AWAY}; }}; "
+    answer(slurm, "squeue", f"{away} [ -e {slurm}/cancelled ] || {print_rows(row)}")
+    answer(slurm, "scancel", f"touch {slurm}/cancelled")
+    waiting = accounted(entry, "PENDING", NOW - 600)
+    answer(slurm, "sacct", waiting)
+    ok("cancel", "7")
+    answer(slurm, "sacct", f"touch {slurm}/away; {waiting}")
+    assert within("ps").code == 8
+    (slurm / "away").unlink()
+    for late in (waiting, ":"):  # the accounting is late, and then it lacks the job
+        answer(slurm, "sacct", late)
+        assert records("-a")["7"]["state"] == "CANCELLED"
+    assert within("wait", "7").code == 143
+
+
+@pytest.mark.parametrize("ago_s", [3600, 60])
+def test_a_job_that_was_requeued_and_cancelled_does_not_have_the_end_of_before(
+    here: Path, slurm: Path, ago_s: int
+) -> None:
+    """The accounting has not heard of the requeue yet."""
+    entry = job(here, "7", submitted=NOW - 7200)
+    _write_end(entry, "FAILED", NOW - 7000, NOW - ago_s)
+    row = queued_row(JobName="job7", State="PENDING", Submit=NOW - 10, Command=f"{entry.run_dir}/job.sh")
+    answer(slurm, "squeue", f"[ -e {slurm}/cancelled ] || {print_rows(row)}")
+    answer(slurm, "scancel", f"touch {slurm}/cancelled")
+    answer(slurm, "sacct", _failed(entry, ended=NOW - ago_s))
+    ok("cancel", "7")
+    assert records("-a")["7"]["state"] == "CANCELLED"
+    times = {"Submit": NOW - 10, "Start": "None", "End": NOW}
+    command = f"sbatch --parsable {entry.run_dir}/job.sh"
+    answer(slurm, "sacct", print_rows(accounted_row(JobName="job7", State="CANCELLED", SubmitLine=command, **times)))
+    shown = records("-a")["7"]
+    assert (shown["state"], shown["source"]) == ("CANCELLED", "sacct")
+
+
+def _write_end(entry: Entry, state: str, started: int, ended: int) -> None:
+    code = int(state != "COMPLETED")
+    content = {"job_id": entry.job_id, "state": state, "exit_code": code, "started": started, "ended": ended}
+    (Path(entry.run_dir) / "state.json").write_text(json.dumps({**content, "nodes": "n1"}))
+
+
+def _failed(entry: Entry, *, ended: int = NOW - 3600) -> str:
+    times = {"Submit": int(entry.submitted), "Start": NOW - 7000, "End": ended}
+    command = f"sbatch --parsable {entry.run_dir}/job.sh"
+    return print_rows(
+        accounted_row(
+            JobID=entry.job_id, JobName=entry.name, State="FAILED", ExitCode="1:0", SubmitLine=command, **times
+        )
+    )
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
