@@ -37,7 +37,7 @@ unit: ## The unit tests without what trains; needs no root and no Slurm
 	@tools/venv dev
 	$(BIN)/pytest tests/unit --ignore tests/unit/trainers --ignore tests/unit/horovod
 
-simulate: ## A simulated cluster with faults, SEEDS=0-99999 LIVES=jobs|cases|sweeps|queue|federation (tests/simulation)
+simulate: ## A simulated cluster with faults, SEEDS=0-9999 LIVES=jobs (or cases, sweeps, queue, federation)
 	@tools/venv dev
 	nice -n 15 $(BIN)/python -W ignore tests/simulation/simulate.py --lives "$(or $(LIVES),jobs)" --seeds "$(or $(SEEDS),0-9999)"
 

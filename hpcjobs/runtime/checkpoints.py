@@ -242,7 +242,7 @@ def _remove(place: Path) -> None:
         with suppress(OSError):
             place.unlink()
         return
-    if not os.access(place, os.W_OK):
+    if not all(os.access(folder, os.W_OK) for folder, _, _ in os.walk(place)):
         return
     aside = place.with_name(f".{place.name}.removed")
     shutil.rmtree(aside, ignore_errors=True)

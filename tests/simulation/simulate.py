@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable
@@ -48,7 +49,11 @@ def place() -> Path:
 
 
 def play(schedule: Schedule, folder: Path) -> Life:
-    return life.run(schedule, folder, of=LIVES[schedule.lives])
+    """Raises RuntimeError: a checker, or the simulated cluster, ended with an error of its own."""
+    try:
+        return life.run(schedule, folder, of=LIVES[schedule.lives])
+    except Exception as error:
+        raise RuntimeError(f"crashed in: {command(schedule)}") from error
 
 
 def fails(schedule: Schedule, folder: Path) -> list[str]:
@@ -86,19 +91,31 @@ def play_range(first: int, count: int, lives: str = "jobs") -> tuple[int, list[F
 
 def command(schedule: Schedule) -> str:
     lives = "" if schedule.lives == "jobs" else f" --lives {schedule.lives}"
-    return f"python tests/simulation/simulate.py --seed {schedule.seed}{lives}"
+    return f".venv/bin/python -W ignore tests/simulation/simulate.py --seed {schedule.seed}{lives}"
 
 
 def describe(failure: Failure, *, trace: int = 60) -> str:
     faults = " ".join(map(str, failure.schedule.faults)) or "none"
-    lines = [*failure.errors, f"faults: {faults}", f"replay: {command(failure.schedule)} --faults {faults!r}"]
-    return "\n".join([*lines, *_shorten(failure.trace)[-trace:]])
+    lines = [*(failure.errors or ["nothing failed"]), f"faults: {faults}"]
+    lines.append(f"replay: {command(failure.schedule)} --faults {faults!r}")
+    events = _shorten(failure.trace)
+    if len(events) > trace:
+        lines.append(f"the last {trace} of {len(events)} lines; the command above prints all:")
+    return "\n".join([*lines, *events[-trace:]])
 
 
 def _shorten(trace: list[str]) -> list[str]:
     """A trace in which a line that is repeated, at later times, is there once."""
     groups = [list(group) for _, group in itertools.groupby(trace, key=lambda line: line[10:])]
     return [group[0] + (f"  ({len(group)} times)" if len(group) > 1 else "") for group in groups]
+
+
+def _seeds(text: str) -> range:
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    seeds = range(int(found[1]), int(found[2] or found[1]) + 1) if found is not None else range(0)
+    if not seeds:
+        raise argparse.ArgumentTypeError(f"{text!r} is no range of seeds such as 0-999")
+    return seeds
 
 
 def _faults(text: str) -> tuple[Fault, ...]:
@@ -121,7 +138,9 @@ def _play_to_first(seeds: range, lives: str) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="0-999", help="play these, the last included (default: %(default)s)")
+    parser.add_argument(
+        "--seeds", type=_seeds, default="0-999", help="play these, the last included (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, help="play this one, and print what happened in it")
     parser.add_argument("--faults", help="with --seed: these faults instead of its own, as a failure prints them")
     parser.add_argument("--lives", choices=LIVES, default="jobs", help="what is played (default: %(default)s)")
@@ -139,8 +158,7 @@ def main() -> int:
             print(f"{seen.when - world.EPOCH_S:10.1f}  {seen.who} showed {r.job_id} as {r.state.value} ({r.source})")
         life.seams.clear(place())
         return bool(done.errors)
-    first, _, last = given.seeds.partition("-")
-    seeds = range(int(first), int(last or first) + 1)
+    seeds: range = given.seeds
     if given.first:
         return _play_to_first(seeds, given.lives)
     portion, began = 200, time.monotonic()
@@ -159,9 +177,9 @@ def main() -> int:
             kinds.setdefault(kind, []).append(failure)
     for kind, members in sorted(kinds.items(), key=lambda item: -len(item[1])):
         print(f"{len(members):5d}  {kind}  seeds {[failure.schedule.seed for failure in members[:8]]}")
-    for members in list(kinds.values())[: given.most]:
-        smallest = min(members, key=lambda failure: len(failure.schedule.faults))
-        small = minimise(smallest.schedule, place())
+    chosen = {min(members, key=lambda one: len(one.schedule.faults)).schedule for members in kinds.values()}
+    for schedule in sorted(chosen)[: given.most]:
+        small = minimise(schedule, place())
         done = play(small, place())
         print("\n" + describe(Failure(small, done.errors, done.world.trace)))
     life.seams.clear(place())

@@ -146,7 +146,7 @@ def test_of_two_jobs_of_one_submission_only_the_late_copy_may_leave_as_it_starts
 def test_a_failure_names_the_command_that_replays_it() -> None:
     trace = ["       1.0  it began", *(f"{second:10.1f}  no space" for second in range(2, 99))]
     text = describe(Failure(Schedule(3, life.draw_faults(3)), ["lost"], trace))
-    assert "python tests/simulation/simulate.py --seed 3" in text
+    assert ".venv/bin/python -W ignore tests/simulation/simulate.py --seed 3 --faults" in text
     assert text.endswith("       1.0  it began\n       2.0  no space  (97 times)")
 
 

@@ -214,7 +214,7 @@ def test_a_checkpoint_that_may_not_be_removed_keeps_its_name(four_saved: Path, t
     assert not list(folder.glob(".step-*"))
 
 
-PROTECTED = ["protected"] if os.geteuid() else []  # root may remove it
+PROTECTED = ["protected", "protected part"] if os.geteuid() else []  # root may remove it
 
 
 @pytest.mark.parametrize("kind", ["link", "left link", "dangling link", *PROTECTED])
@@ -225,10 +225,10 @@ def test_a_step_is_saved_again_whatever_was_in_its_place(tmp_path: Path, kind: s
     elsewhere = tmp_path / "elsewhere"
     again = BEGIN.replace("keep=", "step=0, keep=")
     for number in range(3):
-        if kind == "protected":
+        if kind in PROTECTED:
             (place / "more").mkdir()
             (place / "more" / str(number)).touch()
-            place.chmod(0o555)
+            (place if kind == "protected" else place / "more").chmod(0o555)
         elif number == 0:
             place.rename(elsewhere)
             place.symlink_to(tmp_path / "nowhere" if kind == "dangling link" else elsewhere)
@@ -239,8 +239,9 @@ def test_a_step_is_saved_again_whatever_was_in_its_place(tmp_path: Path, kind: s
         assert not place.is_symlink()
         assert checkpoints.steps(place.parent)[0].name == place.name
     stays = sorted(path.name for path in place.parent.glob("**/more/*"))
-    assert stays == (["0", "1", "2"] if kind == "protected" else [])
-    assert kind == "protected" or (elsewhere / "manifest.json").exists()
+    assert stays == (["0", "1", "2"] if kind in PROTECTED else [])
+    assert not any(map(checkpoints.find_damage, checkpoints.steps(place.parent)))
+    assert kind in PROTECTED or (elsewhere / "manifest.json").exists()
 
 
 def test_a_program_that_goes_back_to_an_earlier_step_keeps_what_it_saves_then(tmp_path: Path) -> None:
