@@ -111,8 +111,8 @@ def _shorten(trace: list[str]) -> list[str]:
 
 
 def _seeds(text: str) -> range:
-    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
-    seeds = range(int(found[1]), int(found[2] or found[1]) + 1) if found is not None else range(0)
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    seeds = range(int(match[1]), int(match[2] or match[1]) + 1) if match is not None else range(0)
     if not seeds:
         raise argparse.ArgumentTypeError(f"{text!r} is no range of seeds such as 0-999")
     return seeds

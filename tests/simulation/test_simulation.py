@@ -36,8 +36,8 @@ MISTAKEN = {
 def named_seeds() -> list[tuple[str, int]]:
     """Seeds that the pages name: each showed a defect once."""
     text = "".join((ROOT / "docs" / page).read_text() for page in ("reliability.md", "track_record.md"))
-    found = [(name["lives"] or "jobs", int(name["seed"])) for name in NAMED.finditer(text)]
-    return sorted({*found, *((lives, seed) for lives, seeds in MISTAKEN.items() for seed in seeds)})
+    seeds_of_pages = [(name["lives"] or "jobs", int(name["seed"])) for name in NAMED.finditer(text)]
+    return sorted({*seeds_of_pages, *((lives, seed) for lives, seeds in MISTAKEN.items() for seed in seeds)})
 
 
 def portions(counts: dict[str, int]) -> list[tuple[str, int]]:
