@@ -52,6 +52,9 @@ class Run:
     first_step: int
     ended: float | None = None
     last_step: int = 0
+    saved: int = 0
+    warned: float | None = None
+    """When it was first told to save."""
     code: int | None = None
     process: Process | None = None
 
@@ -170,7 +173,7 @@ class Script:
 
 def _steps(world: World, work: Work, attempt: Attempt, control: str) -> int:
     run = Run(attempt, world.now, _number(f"{control}/progress"), process=world.current)
-    run.last_step = run.first_step
+    run.last_step = run.saved = run.first_step
     work.runs.append(run)
 
     def leave(code: int) -> int:
@@ -183,11 +186,15 @@ def _steps(world: World, work: Work, attempt: Attempt, control: str) -> int:
         if not work.saves:
             return True
         put(world, f"{control}/steps", f"{run.last_step}\n", tries=1)
-        return put(world, f"{control}/progress", f"{run.last_step}\n", tries=3)
+        is_saved = put(world, f"{control}/progress", f"{run.last_step}\n", tries=3)
+        run.saved = run.last_step if is_saved else run.saved
+        return is_saved
 
     put(world, f"{control}/started/{attempt.nodes[0]}", "")
     while run.last_step < work.steps:
         signals = world.wait_signals(work.step_s)
+        if USR1 in signals and run.warned is None:
+            run.warned = world.now
         if work.saves and (USR1 in signals or (TERM in signals and work.on_term == "save")):
             world.sleep(work.save_s)
             if save() and put(world, f"{control}/requeue", f"{run.last_step}\n", tries=3):

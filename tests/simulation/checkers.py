@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 from slurm import ENDED, Job
 
 from hpcjobs.record import STATE
-from hpcjobs.record.control import ControlDir
+from hpcjobs.record.control import REQUEUE_CODE, ControlDir
 from hpcjobs.record.state import read_state_file
 from hpcjobs.run import index
 from hpcjobs.run.job_files import CLOCK_TOLERANCE_S, FINAL_AFTER_S, read_attempts, read_usable
 from hpcjobs.units import task_ids
 
 if TYPE_CHECKING:
+    from bodies import Run
     from life import Life, Submission, Wait
     from slurm import Slurm
     from world import World
@@ -67,6 +68,8 @@ def check_end(life: Life) -> None:
         check_attempts(life, one)
         check_continuations(life, one)
         check_tasks(life, one)
+    check_started_again(life)
+    check_removed(life)
     check_states(life)
     check_folders(life)
 
@@ -412,6 +415,9 @@ def _check_attempts(life: Life, one: Submission, folder: str, job_id: str) -> No
         is_ghost = first.attempt.is_ghost or second.attempt.is_ghost  # its script may have started late
         if (lives or (first.ended is not None and first.ended > second.began)) and not is_ghost:
             life.errors.append(f"{folder}: an attempt began at {second.began:.0f} while the last one lived")
+    if runs and not has_ghost and _jobs_are_undisturbed(life):
+        _check_progress(life, folder, runs)
+        _check_continues(life, one, folder, runs)
     completed = [when for who, when in work.completed if job_id in ("", who)]
     if len(completed) > 1 and not one.requeued and not has_ghost:
         life.errors.append(f"{folder}: the program was completed {len(completed)} times")
@@ -447,6 +453,47 @@ def _check_attempts(life: Life, one: Submission, folder: str, job_id: str) -> No
     by_slurm = sum(run.attempt.end_state in ("NODE_FAIL", "PREEMPTED", "REQUEUED") for run in runs)
     if len(runs) > 1 + sum(BUDGET.values()) + by_slurm + len(one.requeued):
         life.errors.append(f"{folder}: {len(runs)} attempts, more than all budgets allow")
+
+
+def _jobs_are_undisturbed(life: Life) -> bool:
+    """No job met a fault, and slurmctld was never away: nodes may have failed, and jobs may have been preempted."""
+    world = life.world
+    met_fault = any(one.pid in world.disturbed and one.name.startswith("job ") for one in world.processes)
+    return _is_undisturbed(life) and not met_fault and not life.slurm.back_at and not _is_misled(life, "job")
+
+
+def _check_progress(life: Life, folder: str, runs: list[Run]) -> None:
+    """An attempt begins at the step that the last one saved, and its program is told to save before the time limit."""
+    for first, second in pairwise(runs):
+        if second.first_step < first.saved:
+            life.errors.append(f"{folder}: step {first.saved} was saved, and an attempt began at {second.first_step}")
+    for run in runs:
+        limit = run.attempt.limit
+        if run.attempt.end_state == "TIMEOUT" and run.ended is None and not 0.0 < (run.warned or 0.0) < limit:
+            life.errors.append(f"{folder}: the attempt that began at {run.began:.0f} was not told of its time limit")
+
+
+def _check_continues(life: Life, one: Submission, folder: str, runs: list[Run]) -> None:
+    """After an attempt that asked to continue, or failed, another one follows while its budget lasts."""
+    last, work = runs[-1], life.works[folder]
+    attempt, job = last.attempt, last.attempt.job
+    if last.code == REQUEUE_CODE and last.saved > last.first_step:
+        budget = min(BUDGET["timeout"], BUDGET["preempt"])
+    elif last.code is not None and last.code == work.code != 0:
+        budget = BUDGET["node" if work.code == 137 else "error"]
+    else:
+        return
+    jobs = [other for other in jobs_of(life, folder) if other.task == job.task]
+    # Each start before it may have spent of the same budget.
+    earlier = sum(other.started < attempt.started for each in jobs for other in each.attempts)
+    # Another job continues none whose attempts cannot be recorded, and no task of an array.
+    may_resubmit = not one.array and os.path.exists(f"{folder}/attempts.jsonl")
+    may_go_on = may_resubmit or (job.requeue and life.settings.allows_requeue)
+    is_cut = attempt.code is None and attempt.end_state != "REQUEUED"  # before it could request another start
+    is_cut |= attempt.end_state in ("NODE_FAIL", "TIMEOUT")
+    is_over = one.cancelling is not None or any(each.cancelled_at is not None or each.state == "LOST" for each in jobs)
+    if earlier < budget and may_go_on and not is_cut and not is_over and folder not in life.pruned:
+        life.errors.append(f"{folder}: {earlier + 1} attempts, the last ended with {last.code}, and none follows")
 
 
 def check_states(life: Life) -> None:
@@ -499,6 +546,8 @@ def check_states(life: Life) -> None:
                 "TIMEOUT",
                 "NODE_FAIL",
             }
+            if source == "job" and any(job.id == job_id and _lacks_last_end(life, job) for job in jobs):
+                continue
             if may_differ and not _accounting_answers(life):
                 continue  # what a job writes at its time limit is all that is left
             lag_s = life.settings.accounting_lag_s if life.settings.accounting == "late" else 0.0
@@ -567,6 +616,9 @@ def _check_last(life: Life, run_dir: str, job_id: str, last: tuple[float, str, s
         return
     if not truth.has_ended and state in ENDED:
         life.errors.append(f"{run_dir}: job {job_id} is shown as {state} ({source}), and is {truth.shown_state}")
+    is_alive = state not in ENDED and state != "UNKNOWN"
+    if is_alive and truth.has_ended and truth.end is not None and when > truth.end + 600.0:
+        life.errors.append(f"{run_dir}: job {job_id} is shown as {state} ({source}), and ended as {truth.state}")
     if truth.attempts and _is_undisturbed(life) and not life.world.misled and not life.has_forgotten:
         attempt = truth.attempts[-1]
         ended = [when for who, when in life.works[run_dir].completed if who == truth.id and when >= attempt.started]
@@ -580,7 +632,7 @@ def _check_last(life: Life, run_dir: str, job_id: str, last: tuple[float, str, s
     if state == "COMPLETED" and not completed:
         life.errors.append(f"{run_dir}: job {job_id} is shown as COMPLETED ({source}), and ended as {truth.state}")
     is_lost = source == "job" and state == "CANCELLED" and life.settings.accounting in ("absent", "lossy")
-    is_signalled = is_lost and _is_signalled(life, [truth])
+    is_signalled = is_lost and (_is_signalled(life, [truth]) or _lacks_last_end(life, truth))
     if truth.state == "COMPLETED" and state in ENDED and not is_signalled and not _lacks_last_start(life, truth, state):
         life.errors.append(f"{run_dir}: job {job_id} is shown as {state} ({source}), and COMPLETED")
     # It ended by itself, and slurmctld, which was away, met its limit before it heard of that.
@@ -607,6 +659,15 @@ def _lacks_last_start(life: Life, job: Job, state: str) -> bool:
     )
 
 
+def _lacks_last_end(life: Life, job: Job) -> bool:
+    """Without accounting and with a full disk at its last end, the end of an earlier start is all that is left."""
+    folder = Path(job.script).parent / ("" if job.task is None else str(job.task))
+    state = read_usable(folder, lambda: read_state_file(folder / STATE))
+    was_full = any(fault.detail == "full" for fault in life.world.injected)
+    is_earlier = state is not None and bool(job.attempts) and state.restarts < job.attempts[-1].number
+    return was_full and is_earlier and life.settings.accounting in ("absent", "lossy")
+
+
 def _has_namesake(life: Life, job: Job) -> bool:
     """Another job of the same id and name was submitted within the time by which clocks may differ."""
     others = (other for other in life.slurm.every if other.root == job.root and other.script != job.script)
@@ -620,6 +681,52 @@ def check_removal(life: Life, run_dir: str) -> None:
     for job in jobs_of(life, run_dir):
         if not job.has_ended and job.state != "LOST":
             life.errors.append(f"{run_dir}: prune removes the folder of job {job.id}, which is {job.shown_state}")
+
+
+def check_removed(life: Life) -> None:
+    """A job that `prune` removed is no longer listed."""
+    for folder in life.removed & {entry.run_dir for entry in index.entries()} if _is_undisturbed(life) else ():
+        life.errors.append(f"{folder}: prune removed the folder, and the list of jobs has it")
+
+
+def check_control(life: Life, verb: str, run_dir: str, began: float) -> None:
+    """A requeue that succeeded has put a job back, and a release that succeeded has left one that is not held."""
+    process, world, slurm = life.world.current, life.world, life.slurm
+    if process is None or process.pid in world.disturbed or process.name in world.misled:
+        return
+    jobs = jobs_of(life, run_dir)
+    has_ended = any(job.end is not None and job.end >= began for job in jobs)
+    if slurm.down["ctl"] or slurm.back_at >= began or has_ended or any(job.state == "LOST" for job in jobs):
+        return
+    if verb == "requeue" and not any(_is_put_back(job, began) for job in jobs):
+        life.errors.append(f"{run_dir}: a requeue succeeded, and no job was put back")
+    alive = [job for job in jobs if not job.has_ended]
+    is_held_again = any(one.alive and one.name.startswith("hold") for one in world.processes)
+    is_held = bool(alive) and all(job.held and not job.is_requeued_held for job in alive)
+    if verb == "release" and is_held and not is_held_again:
+        life.errors.append(f"{run_dir}: a release succeeded, and the job is held")
+
+
+def _is_put_back(job: Job, since: float) -> bool:
+    """It is in the queue again, or will be once its start has ended."""
+    is_on_its_way = job.attempt is not None and (job.attempt.cause == "REQUEUED" or job.attempt.is_requeued)
+    return is_on_its_way or any(when >= since for when in job.put_backs)
+
+
+def check_started_again(life: Life) -> None:
+    """The program of a job that ended by itself, and was not completed, begins again after a requeue that succeeded."""
+    for folder, began in life.started_again if _jobs_are_undisturbed(life) else ():
+        jobs, work = jobs_of(life, folder), life.works[folder]
+        if len(jobs) != 1 or folder in life.pruned or jobs[0].cancelled_at is not None:
+            continue
+        before = [attempt for attempt in jobs[0].attempts if attempt.started < began]
+        after = jobs[0].attempts[len(before) :]
+        if not before or before[-1].code is None or before[-1].ended is None or before[-1].ended + 20.0 > began:
+            continue  # it lived, or was killed, or Slurm might have started it again by itself
+        if (work.retries and work.completed) or any(a.end_state in ("NODE_FAIL", "PREEMPTED") for a in after):
+            continue
+        if not any(run.began >= began for run in work.runs):
+            life.errors.append(f"{folder}: job {jobs[0].id} was requeued, and its program did not begin again")
 
 
 def check_folders(life: Life) -> None:

@@ -200,6 +200,10 @@ class Life:
         self.seen: list[Seen] = []
         self.errors: list[str] = []
         self.pruned: set[str] = set()
+        self.removed: set[str] = set()
+        """Of these, those that `prune` has finished with."""
+        self.started_again: list[tuple[str, float]] = []
+        """The run folders of jobs for which a requeue succeeded, and when it began."""
         self.slurm = Slurm(world, self.settings, self.body())
         self.listed: list[tuple[str, JobRecord]] = []
         """What the last `hpcjobs ps` listed."""
@@ -318,14 +322,17 @@ class Life:
             self.world.log(f"user: cancelled {outcome.cancelled}")
 
     def control(self, verb: control.Verb, one: Submission) -> None:
-        entry = self.entry_of(one)
+        entry, began = self.entry_of(one), self.world.now
         if verb == "requeue":
-            one.requeued.append(self.world.now)  # of an array, some tasks may be, and others refused
+            one.requeued.append(began)  # of an array, some tasks may be, and others refused
         try:
             control.control(verb, [entry])
         finally:
             if verb == "requeue" and self.world.current is not None:
                 one.requeued[-1] = self.world.now  # when Slurm has taken it, at the latest
+        checkers.check_control(self, verb, entry.run_dir, began)
+        if verb == "requeue":
+            self.started_again.append((entry.run_dir, began))
 
     def rerun(self, one: Submission) -> None:
         again = rerun.plan_rerun(self.entry_of(one), JobSpec(), made_by="a test").plan
@@ -347,7 +354,7 @@ class Life:
         for one in old:
             checkers.check_removal(self, one.entry.run_dir)
         self.pruned |= {one.entry.run_dir for one in old}  # it may be killed half-way
-        archive.remove(old)
+        self.removed |= {removed.entry.run_dir for removed in archive.remove(old)}
 
     # --- the schedule
 
