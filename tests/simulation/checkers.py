@@ -660,12 +660,14 @@ def _lacks_last_start(life: Life, job: Job, state: str) -> bool:
 
 
 def _lacks_last_end(life: Life, job: Job) -> bool:
-    """Without accounting and with a full disk at its last end, the end of an earlier start is all that is left."""
+    """Its last start met a full disk, and without accounting the end that an earlier one wrote is all that is left."""
+    if life.settings.accounting not in ("absent", "lossy") or not job.attempts:
+        return False
+    number = job.attempts[-1].number
+    was_full = any(f" job {job.id}.{number}: ENOSPC" in line and "state.json" in line for line in life.world.trace)
     folder = Path(job.script).parent / ("" if job.task is None else str(job.task))
     state = read_usable(folder, lambda: read_state_file(folder / STATE))
-    was_full = any(fault.detail == "full" for fault in life.world.injected)
-    is_earlier = state is not None and bool(job.attempts) and state.restarts < job.attempts[-1].number
-    return was_full and is_earlier and life.settings.accounting in ("absent", "lossy")
+    return was_full and state is not None and state.restarts < number
 
 
 def _has_namesake(life: Life, job: Job) -> bool:
