@@ -6,12 +6,13 @@ Each cell runs to completion exactly once, and a sweep that is complete submits 
 from __future__ import annotations
 
 import json
+import math
 import os
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import bodies
 from life import BUSY_S, Life, Schedule
@@ -31,6 +32,9 @@ from hpcjobs.sweeps.spec import define
 RESUMES = 5
 """So often a sweep is resumed once the world is quiet: a cell may fail twice by itself."""
 
+CANCEL_S = 60.0
+"""A cell that ran has ended so long after its sweep was cancelled: Slurm kills it after half a minute."""
+
 
 @dataclass
 class CellRun:
@@ -42,6 +46,23 @@ class CellRun:
     began: float
     ended: float | None = None
     is_completed: bool = False
+    exit_code: int | None = None
+
+    @property
+    def goes_on(self) -> bool:
+        return self.ended is None and self.process.alive and not self.attempt.is_ghost
+
+
+class Truth(NamedTuple):
+    """What `hpcjobs sweep status` must show of a cell, and of which start of which task."""
+
+    state: State
+    task: str
+    starts: int
+
+
+def _chunk_of(run: CellRun) -> int:
+    return int(Path(run.attempt.job.script).parent.name)
 
 
 def _site() -> Site:
@@ -65,6 +86,10 @@ class SweepLife(Life):
         """How often each cell fails before it completes."""
         self.needless = 0
         """How often something was submitted although all cells were complete: once more where that was not recorded."""
+        self.submissions: list[tuple[float, Process]] = []
+        """When each command that submits began."""
+        self.cancelled: list[float] = []
+        """When each command had cancelled the sweep while no other submitted."""
         self.definition: Definition
 
     def body(self) -> Any:
@@ -124,16 +149,18 @@ class SweepLife(Life):
         write("RUNNING", None)
         assert world.current is not None
         run = CellRun(cell, attempt, world.current, world.now)
+        self._check_parallel(run)
         self.runs.append(run)
         end = world.now + self.duration_s
         while world.now < end:
             if bodies.TERM in world.wait_signals(end - world.now):
-                run.ended = world.now
+                run.ended, run.exit_code = world.now, 143
                 write("CANCELLED", 143)
                 return 143
         run.ended = world.now
         if self.failures.get(cell, 0) > 0:
             self.failures[cell] -= 1
+            run.exit_code = 3
             write("FAILED", 3)
             return 3
         run.is_completed = True
@@ -173,7 +200,17 @@ class SweepLife(Life):
     def resume(self) -> None:
         self._submit(lambda: submit.resume(self.folder))
 
+    def cancel(self) -> None:
+        """`hpcjobs sweep cancel`."""
+        process, is_alone = self.world.current, not any(other.alive for _, other in self.submissions)
+        assert process is not None
+        self.world.log(f"cancelled {submit.cancel(self.folder)}")
+        if is_alone and process.name not in self.world.misled:
+            self.cancelled.append(self.world.now)
+
     def _submit(self, deed: Any) -> None:
+        assert self.world.current is not None
+        self.submissions.append((self.world.now, self.world.current))
         was_complete = all(self.completed.get(cell.id) for cell in self.definition.cells)
         outcome = deed()
         ids = [entry.job_id for entry in outcome.submitted]
@@ -192,11 +229,54 @@ class SweepLife(Life):
         if again and not is_disturbed and not self._could_not_record():
             self.errors.append(f"{self.folder.path}: cells {again} had completed, and were submitted again")
 
+    def _check_parallel(self, run: CellRun) -> None:
+        """No more cells of arrays that follow each other run at once than the sweep allows."""
+        most = self.definition.max_parallel
+        if most is None:
+            return
+        arrays = {chunk.number: chunk.after for chunk in self.folder.chunks()}
+
+        def first(number: int) -> int:
+            after = arrays.get(number)
+            return number if after is None else first(after)
+
+        others = [one for one in self.runs if one.goes_on and first(_chunk_of(one)) == first(_chunk_of(run))]
+        if len(others) >= most and not run.attempt.is_ghost:
+            cells = [one.cell for one in others]
+            self.errors.append(f"{self.folder.path}: cell {run.cell} begins while {cells} run, of {most} at once")
+
+    def _truth(self, cell: str) -> Truth | None:
+        """The state of a cell whose last task is certain."""
+        holding = [chunk for chunk in self.folder.chunks() if cell in chunk.cells]
+        if not holding or self.slurm.down["ctl"]:
+            return None
+        last = holding[-1]
+        script, task = str(self.folder.chunk_dir(last.number) / "job.sh"), last.cells.index(cell) // last.pack
+        jobs = [job for job in self.slurm.every if job.script == script and job.task == task]
+        if len(jobs) != 1:
+            return None
+        job, runs = jobs[0], [run for run in self.runs if run.cell == cell]
+        run = runs[-1] if runs and job.attempts and runs[-1].attempt is job.attempts[-1] else None
+        if not job.attempts and job.state == "PENDING":
+            return Truth(State.PENDING, job.id, 0)
+        if run is not None and run.goes_on and run.attempt is job.attempt and run.attempt.cause is None:
+            return Truth(State.RUNNING, job.id, len(job.attempts))
+        if run is not None and run.exit_code == 3 and job.has_ended:
+            return Truth(State.FAILED, job.id, len(job.attempts))
+        return None
+
     def status(self) -> None:
-        began = self.world.now
+        """`hpcjobs sweep status`: what it shows of each cell is so, unless that changes meanwhile."""
+        began, process = self.world.now, self.world.current
+        assert process is not None
+        before = {cell.id: self._truth(cell.id) for cell in self.definition.cells}
         states = cell_statuses(self.folder, submit.connect_to(self.folder.definition))
         for one in states:
             cell = one.cell.id
+            truth = before[cell]
+            is_certain = truth is not None and truth == self._truth(cell) and process.name not in self.world.misled
+            if truth is not None and is_certain and one.state is not truth.state and not self._could_not_record():
+                self.errors.append(f"{self.folder.path}: cell {cell} is {truth.state}, and is shown as {one.state}")
             if one.state is State.COMPLETED:
                 self.shown.setdefault(cell, self.world.now)
                 if not self.completed.get(cell):
@@ -230,7 +310,7 @@ class SweepLife(Life):
                 self.user(name, verb, host=draw.choice(("login1", "login2")), delay_s=delay_s)
         if draw.random() < 0.15:
             delay_s = at + draw.choice((20.0, 300.0, 3000.0)) * draw.random()
-            self.user("cancel", lambda: self.world.log(f"cancelled {submit.cancel(self.folder)}"), delay_s=delay_s)
+            self.user("cancel", self.cancel, delay_s=delay_s)
         self.plan_events()
 
     def quieten(self) -> None:
@@ -255,9 +335,21 @@ class SweepLife(Life):
                 ended = first.ended if first.ended is not None else first.attempt.ended
                 if ended is None or ended > second.began:
                     self.errors.append(f"{path}: cell {cell.id} began at {second.began:.0f} while it ran")
+            self._check_cancelled(runs)
             completed = sum(run.is_completed for run in runs)
             if completed > 1 and not self._could_not_record():
                 self.errors.append(f"{path}: cell {cell.id} was completed {completed} times")
+
+    def _check_cancelled(self, runs: list[CellRun]) -> None:
+        """Once the sweep is cancelled, no task starts a cell, and those that ran end, until somebody resumes it."""
+        for when in self.cancelled:
+            until = min((began for began, _ in self.submissions if began > when), default=math.inf)
+            for run in runs:
+                ended = run.ended if run.ended is not None else run.attempt.ended or math.inf
+                if when < run.attempt.started < run.began < until:
+                    self.errors.append(f"{self.folder.path}: cell {run.cell} began, and the sweep was cancelled")
+                elif run.began <= when and ended > when + CANCEL_S:
+                    self.errors.append(f"{self.folder.path}: cell {run.cell} ran on, and the sweep was cancelled")
 
     def _could_not_record(self) -> bool:
         """What a job wrote about its end was lost: it is run again."""
