@@ -21,6 +21,7 @@ from world import Process
 
 from hpcjobs.errors import HpcJobsError
 from hpcjobs.job.models import JobSpec
+from hpcjobs.record import SUBMITTED
 from hpcjobs.scheduler.base import State
 from hpcjobs.site.models import Partition, Site
 from hpcjobs.site.resources import Resources
@@ -205,8 +206,15 @@ class SweepLife(Life):
         process, is_alone = self.world.current, not any(other.alive for _, other in self.submissions)
         assert process is not None
         self.world.log(f"cancelled {submit.cancel(self.folder)}")
-        if is_alone and process.name not in self.world.misled:
-            self.cancelled.append(self.world.now)
+        if not is_alone or process.name in self.world.misled:
+            return
+        self.cancelled.append(self.world.now)
+        left = [
+            job.id for job in self.slurm.jobs.values()
+            if not job.has_ended and job.cancelled_at is None and Path(job.script).with_name(SUBMITTED).exists()
+        ]  # fmt: skip
+        if left:
+            self.errors.append(f"{self.folder.path} was cancelled, and jobs {left} stay in the queue")
 
     def _submit(self, deed: Any) -> None:
         assert self.world.current is not None
@@ -230,19 +238,16 @@ class SweepLife(Life):
             self.errors.append(f"{self.folder.path}: cells {again} had completed, and were submitted again")
 
     def _check_parallel(self, run: CellRun) -> None:
-        """No more cells of arrays that follow each other run at once than the sweep allows."""
-        most = self.definition.max_parallel
-        if most is None:
+        """No more cells of an array run at once than the sweep allows, and none of the array that it follows."""
+        most, number = self.definition.max_parallel, _chunk_of(run)
+        if most is None or run.attempt.is_ghost:
             return
         arrays = {chunk.number: chunk.after for chunk in self.folder.chunks()}
 
-        def first(number: int) -> int:
-            after = arrays.get(number)
-            return number if after is None else first(after)
-
-        others = [one for one in self.runs if one.goes_on and first(_chunk_of(one)) == first(_chunk_of(run))]
-        if len(others) >= most and not run.attempt.is_ghost:
-            cells = [one.cell for one in others]
+        others = [one for one in self.runs if one.goes_on and _chunk_of(one) in (number, arrays.get(number))]
+        earlier = [one.cell for one in others if _chunk_of(one) != number]
+        if earlier or len(others) >= most:
+            cells = earlier or [one.cell for one in others]
             self.errors.append(f"{self.folder.path}: cell {run.cell} begins while {cells} run, of {most} at once")
 
     def _truth(self, cell: str) -> Truth | None:
