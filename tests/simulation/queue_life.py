@@ -24,6 +24,14 @@ WAKE = 1
 CPUS, GPUS = 8, 2
 BUSY_S = 2000.0
 """Jobs are submitted, cancelled and killed within this time."""
+SOON_S = 5.0
+"""A wake-up takes no time, and who waits for a killed supervisor looks every second (`supervisor.CHECK_S`)."""
+MET: dict[str, Callable[[str], bool]] = {
+    "afterok": lambda state: state == "COMPLETED",
+    "afterany": lambda state: True,
+    "afternotok": lambda state: state != "COMPLETED",
+}
+"""By the state in which a job ended: whether one that depends on it may start."""
 
 
 class Script(NamedTuple):
@@ -53,6 +61,8 @@ class QueueLife(Life):
         self.ended: dict[str, str] = {}
         """What became of each script, by the job's or task's id."""
         self.cancelled: dict[str, float] = {}
+        self.overdue: str | None = None
+        """The job that was the first in turn with room at the last look."""
 
     @contextmanager
     def seams(self) -> Iterator[None]:
@@ -135,6 +145,7 @@ class QueueLife(Life):
                 tasks.append(self._start(turn.job, lambda turn=turn: self._run(turn.job, request, turn.started)))  # type: ignore[misc]
                 continue
             if isinstance(turn, Never):
+                self._check_never(job, request)
                 supervisor._finish(job, Ended("CANCELLED", self.world.now, reason=turn.reason))
                 return
             if turn is None and not any(process.alive for process in tasks):
@@ -197,7 +208,7 @@ class QueueLife(Life):
             self.errors.append(f"{job.job_id} starts while {siblings} run, and the limit is {request.throttle}")
         for kind, other in request.dependency:
             state = queue.outcome(LocalJob(self.root, other))
-            if state is None or ((kind == "afterok") != (state == "COMPLETED") and kind != "afterany"):
+            if state is None or not MET[kind](state):
                 self.errors.append(f"{job.job_id} starts {kind} {other}, which is {state}")
         free = CPUS - cpus
         for name, before in self.active.items():
@@ -212,6 +223,38 @@ class QueueLife(Life):
                 continue
             if one.read_started() is None and one.read_ended() is None and queue.is_alive(one):
                 self.errors.append(f"{job.job_id} starts before {name}, which then has no room")
+
+    def _check_never(self, job: LocalJob, request: Request) -> None:
+        """A job is ended for its dependencies only if one of them can never be met."""
+        states = [(kind, other, queue.outcome(LocalJob(self.root, other))) for kind, other in request.dependency]
+        if all(state is None or MET[kind](state) for kind, _, state in states):
+            self.errors.append(f"{job.job_id} is ended for its dependencies, which are {states}")
+
+    def _first_in_turn(self) -> str | None:
+        """The first job that waits for room alone, and the task that it starts next; None if it has no room."""
+        cpus = CPUS - sum(script.request.cpus for script in self.scripts.values())
+        gpus = GPUS - sum(len(script.gpus) for script in self.scripts.values())
+        alive = [LocalJob(self.root, name) for name in self.active if self.supervisors[name].alive]
+        for job in sorted(alive, key=lambda job: job.number):
+            request = self.active[job.job_id]
+            tasks = [f"{job.job_id}_{index}" for index in request.array] if request.array else [job.job_id]
+            waiting = [task for task in tasks if task not in self.started]
+            running = [task for task in tasks if task in self.scripts]
+            if not waiting or job.cancelled:
+                continue
+            states = [(kind, queue.outcome(LocalJob(self.root, other))) for kind, other in request.dependency]
+            if any(state is None or not MET[kind](state) for kind, state in states):
+                continue
+            if request.throttle is None or len(running) < request.throttle:
+                return waiting[0] if request.cpus <= cpus and request.gpus <= gpus else None
+        return None
+
+    def _look_for_overdue(self) -> None:
+        """The first in turn starts soon once it has room."""
+        first = self._first_in_turn()
+        if first is not None and first == self.overdue:
+            self.errors.append(f"{first} is the first in turn and has room, and does not start within {SOON_S:.0f} s")
+        self.overdue = first
 
     def check(self) -> None:
         """All jobs have ended as their scripts did."""
@@ -252,6 +295,8 @@ class QueueLife(Life):
                 self.user("cancel", cancel, delay_s=at + draw.uniform(0, 200))
             if draw.random() < 0.15:
                 self.world.after(at + draw.uniform(0, 200), functools.partial(self._kill, f"L{number + 1}"))
+        for number in range(int(BUSY_S / SOON_S)):
+            self.world.after(number * SOON_S, self._look_for_overdue)
         for _ in range(draw.randrange(3)):
             self.user("ps", self._ps, delay_s=draw.uniform(0, BUSY_S))
 
@@ -259,7 +304,15 @@ class QueueLife(Life):
         if job_id in self.active:
             queue.cancel(LocalJob(self.root, job_id))
             self.cancelled[job_id] = self.world.now
+            self.world.after(SOON_S, functools.partial(self._check_cancelled, job_id))
             self.world.log(f"cancelled {job_id}")
+
+    def _check_cancelled(self, job_id: str) -> None:
+        """No script of a cancelled job runs, but those of killed supervisors, whom nobody need have noticed."""
+        running = [one for one, script in self.scripts.items() if script.process.alive]
+        left = [one for one in running if LocalJob(self.root, one).submitted_job.job_id == job_id]
+        if left:
+            self.errors.append(f"{left} run, and {job_id} was cancelled")
 
     def _kill(self, job_id: str) -> None:
         """The supervisor of a job, or of one of its tasks."""
