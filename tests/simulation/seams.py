@@ -58,7 +58,7 @@ class Files:
     def note_write(self, path: str, flags: int) -> None:
         process = self.world.current
         if process is not None:
-            before = os.stat(path).st_size if flags & os.O_APPEND and os.path.exists(path) else 0
+            before = os.stat(path).st_size if not flags & os.O_TRUNC and os.path.exists(path) else 0
             self._unsynced[path] = (process.host, self.world.now, before)
 
     def note_rename(self, source: str, target: str) -> None:
