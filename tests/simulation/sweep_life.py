@@ -85,8 +85,6 @@ class SweepLife(Life):
         """When a cell was first shown as completed."""
         self.failures: dict[str, int] = {}
         """How often each cell fails before it completes."""
-        self.has_stopped = False
-        """A command or a job that submits ended with an error, which asks for `resume`."""
         self.needless = 0
         """How often something was submitted although all cells were complete: once more where that was not recorded."""
         self.submissions: list[tuple[float, Process]] = []
@@ -190,7 +188,6 @@ class SweepLife(Life):
             submit.submit_waiting(self.folder)
         except (HpcJobsError, OSError) as error:
             self.world.log(f"{attempt.job.id}: {error}")
-            self.has_stopped = True
             code = 1
         bodies.write_state(self.world, attempt, folder, "FAILED" if code else "COMPLETED", code, started)
         return code
@@ -206,10 +203,12 @@ class SweepLife(Life):
 
     def cancel(self) -> None:
         """`hpcjobs sweep cancel`."""
-        process, is_alone = self.world.current, not any(other.alive for _, other in self.submissions)
+        process, began = self.world.current, self.world.now
         assert process is not None
+        others = {other.pid for _, other in self.submissions if other.alive}
         self.world.log(f"cancelled {submit.cancel(self.folder)}")
-        if not is_alone or process.name in self.world.misled:
+        others |= {other.pid for when, other in self.submissions if when >= began}
+        if others or process.name in self.world.misled:
             return
         self.cancelled.append(self.world.now)
         left = [
@@ -223,11 +222,7 @@ class SweepLife(Life):
         assert self.world.current is not None
         self.submissions.append((self.world.now, self.world.current))
         was_complete = all(self.completed.get(cell.id) for cell in self.definition.cells)
-        try:
-            outcome = deed()
-        except (HpcJobsError, OSError):
-            self.has_stopped = True
-            raise
+        outcome = deed()
         ids = [entry.job_id for entry in outcome.submitted]
         self.world.log(f"submitted {ids}: {outcome.cells} cells, {outcome.done} done, {outcome.open} open")
         self.needless += bool(outcome.submitted) and was_complete
@@ -327,7 +322,6 @@ class SweepLife(Life):
 
     def quieten(self) -> None:
         """No fault happens any more, and the sweep is run and resumed until it is complete."""
-        self._check_goes_on()
         self.end_faults()
         for number in range(RESUMES):
             self.user("last resume", self.resume if number else self.begin, delay_s=1.0)
@@ -352,18 +346,6 @@ class SweepLife(Life):
             completed = sum(run.is_completed for run in runs)
             if completed > 1 and not self._could_not_record():
                 self.errors.append(f"{path}: cell {cell.id} was completed {completed} times")
-
-    def _check_goes_on(self) -> None:
-        """An array that an undisturbed command prepared is submitted while nobody resumes the sweep."""
-        path, commands = self.folder.path, [process for _, process in self.submissions]
-        is_disturbed = self._could_not_record() or any(fault.kind == "event" for fault in self.world.injected)
-        if is_disturbed or self.has_stopped or any(one.alive or one.pid in self.world.disturbed for one in commands):
-            return
-        taken = {job.script for job in self.slurm.every}
-        chunks = [chunk for chunk in self.folder.chunks() if self.folder.owner(chunk) != NOBODY]
-        left = [chunk.number for chunk in chunks if str(self.folder.chunk_dir(chunk.number) / "job.sh") not in taken]
-        if left and all(job.has_ended for job in self.slurm.jobs.values()):
-            self.errors.append(f"{path}: arrays {left} were prepared, and no job of the sweep would submit them")
 
     def _check_cancelled(self, runs: list[CellRun]) -> None:
         """Once the sweep is cancelled, no task starts a cell, and those that ran end, until somebody resumes it."""
