@@ -20,7 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from hpcjobs import __version__
-from hpcjobs.errors import HpcJobsWarning, RequestError, reason_of
+from hpcjobs.errors import HpcJobsWarning, RequestError, SchedulerError, reason_of
 from hpcjobs.files import file_name, open_regular, raise_error, user_name
 from hpcjobs.guards import refuse_change
 from hpcjobs.run import index
@@ -232,7 +232,8 @@ def _is_over(entry: Entry, records: list[JobRecord]) -> bool:
 def _folders_in_use(entries: Iterable[Entry]) -> list[Path]:
     """The working folders of jobs that have not ended: a rerun of a snapshot begins in the run folder of the first."""
     candidates = [entry for entry in entries if read_accounting(entry) is None]
-    alive = [job.entry for job in statuses(candidates, errors=[]) if not _is_over(*job)]
+    errors: list[SchedulerError] = []  # where one does not answer, each of them may wait for another start
+    alive = [job.entry for job in statuses(candidates, errors=errors) if errors or not _is_over(*job)]
     requests = (read_request(entry) for entry in alive)
     return [Path(request.chdir) for request in requests if request is not None and request.chdir is not None]
 

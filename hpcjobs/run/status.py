@@ -530,8 +530,12 @@ def _choose_later(record: JobRecord, ends: Iterable[JobRecord]) -> JobRecord:
 
 
 def was_requeued_since(record: JobRecord, later: JobRecord) -> bool:
-    """Whether the job was requeued after ``record``: that moves the submit time, which slurmctld alone writes."""
-    return None not in (record.submitted, later.submitted) and (record.submitted or 0) < (later.submitted or 0)
+    """Whether the accounting's ``record`` ended before ``later`` was submitted, both by slurmctld's clock.
+
+    A requeue moves the submit time.
+    """
+    is_known = record.source == "sacct" and None not in (record.ended, later.submitted)
+    return is_known and (record.ended or 0) < (later.submitted or 0)
 
 
 def _own_or_lost(entry: Entry, task: str, queued: JobRecord | None) -> JobRecord | None:

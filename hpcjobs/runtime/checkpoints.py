@@ -236,13 +236,14 @@ def _name_of_replaced(place: Path) -> Path:
 def _remove(place: Path) -> None:
     """Remove a checkpoint under another name: what a kill leaves of it is no damaged checkpoint.
 
-    Of a link the link alone; what is protected or another user's stays.
+    Of a link the link alone; what is protected, also in part, or another user's stays.
     """
-    if place.is_symlink():
+    if place.is_symlink() or (place.is_file() and os.access(place, os.W_OK)):
         with suppress(OSError):
             place.unlink()
         return
-    if not all(os.access(folder, os.W_OK) for folder, _, _ in os.walk(place)):
+    folders = [place, *(Path(parent, name) for parent, inner, _ in os.walk(place) for name in inner)]
+    if not all(folder.is_symlink() or os.access(folder, os.R_OK | os.W_OK | os.X_OK) for folder in folders):
         return
     aside = place.with_name(f".{place.name}.removed")
     shutil.rmtree(aside, ignore_errors=True)

@@ -218,6 +218,57 @@ def test_a_job_that_completed_before_scancel_is_completed_where_slurmctld_goes_a
     assert records("-a")["7"]["state"] == "COMPLETED"
 
 
+@pytest.mark.parametrize("sacct", [NONE, ":"], ids=["no accounting", "late"])
+@pytest.mark.parametrize("is_requeued", [True, False])
+@pytest.mark.parametrize(("state", "code"), [("COMPLETED", 0), ("FAILED", 3)])
+def test_a_job_that_was_requeued_and_ended_before_scancel_ended_as_it_wrote(
+    here: Path, slurm: Path, sacct: str, is_requeued: bool, state: str, code: int
+) -> None:
+    """Its own record has the submit time of its login host, which may be earlier than slurmctld's."""
+    entry = job(here, "7", submitted=NOW - 7200 if is_requeued else NOW - 300)
+    if is_requeued:
+        _write_end(entry, "FAILED", NOW - 7000, NOW - 200)
+    else:
+        (Path(entry.run_dir) / "state.json").unlink()
+    submit = NOW - 100 if is_requeued else NOW - 298
+    row = queued_row(JobName="job7", State="PENDING", Submit=submit, Command=f"{entry.run_dir}/job.sh")
+    end = {"job_id": "7", "state": state, "exit_code": code, "started": NOW - 5, "ended": NOW - 1, "nodes": "n1"}
+    (slurm / "end.json").write_text(json.dumps(end))
+    answer(slurm, "squeue", f"[ -e {slurm}/cancelled ] || {print_rows(row)}")
+    answer(slurm, "scancel", f"touch {slurm}/cancelled; cp {slurm}/end.json {entry.run_dir}/state.json")
+    answer(slurm, "sacct", sacct)
+    ok("cancel", "7")
+    shown = records("-a")["7"]
+    assert (shown["state"], shown["exit_code"]) == (state, code)
+
+
+@pytest.mark.parametrize("answers", [2, 3])
+def test_prune_keeps_a_folder_in_which_a_job_waits_when_slurmctld_goes_away_meanwhile(
+    here: Path, slurm: Path, answers: int
+) -> None:
+    """7 reruns what lies in the folder of 5; it failed, and was requeued by hand."""
+    _, running = _in_doubt(here)
+    five = job(here, "5", submitted=NOW - 9000)
+    _write_end(five, "COMPLETED", NOW - 8900, NOW - 8000)
+    (Path(five.run_dir) / "code").mkdir()
+    seven = job(here, "7", submitted=NOW - 7200)
+    _write_end(seven, "FAILED", NOW - 7000, NOW - 3600)
+    request = {"job": {"chdir": f"{five.run_dir}/code"}}
+    (Path(seven.run_dir) / "manifest.json").write_text(json.dumps(request))
+    row = queued_row(JobName="job7", State="PENDING", Submit=NOW - 60, Command=f"{seven.run_dir}/job.sh")
+    times = {"Submit": NOW - 9000, "Start": NOW - 8900, "End": NOW - 8000}
+    command = f"sbatch --parsable {five.run_dir}/job.sh"
+    answer(
+        slurm,
+        "sacct",
+        f"{running}; {print_rows(accounted_row(JobID='5', JobName='job5', SubmitLine=command, **times))}",
+    )
+    limit = f"[ $(wc -l <{slurm}/squeue.asked) -le {answers} ] || {{ {CONTROLLER_AWAY}; }}"
+    answer(slurm, "squeue", f"{limit}; {print_rows(row)}")
+    within("prune", "--older-than", "10m", "--remove")
+    assert (Path(five.run_dir) / "code").exists()
+
+
 def test_a_cancelled_job_stays_cancelled_when_slurmctld_goes_away_between_two_questions(
     here: Path, slurm: Path
 ) -> None:

@@ -214,7 +214,7 @@ def test_a_checkpoint_that_may_not_be_removed_keeps_its_name(four_saved: Path, t
     assert not list(folder.glob(".step-*"))
 
 
-PROTECTED = ["protected", "protected part"] if os.geteuid() else []  # root may remove it
+PROTECTED = ["protected", "protected part", "unreadable part"] if os.geteuid() else []  # root may remove it
 
 
 @pytest.mark.parametrize("kind", ["link", "left link", "dangling link", *PROTECTED])
@@ -228,7 +228,7 @@ def test_a_step_is_saved_again_whatever_was_in_its_place(tmp_path: Path, kind: s
         if kind in PROTECTED:
             (place / "more").mkdir()
             (place / "more" / str(number)).touch()
-            (place if kind == "protected" else place / "more").chmod(0o555)
+            (place if kind == "protected" else place / "more").chmod(0o311 if kind == "unreadable part" else 0o555)
         elif number == 0:
             place.rename(elsewhere)
             place.symlink_to(tmp_path / "nowhere" if kind == "dangling link" else elsewhere)
@@ -238,10 +238,26 @@ def test_a_step_is_saved_again_whatever_was_in_its_place(tmp_path: Path, kind: s
         assert done.returncode == 0, done.stderr
         assert not place.is_symlink()
         assert checkpoints.steps(place.parent)[0].name == place.name
+    for one in place.parent.glob("*/more"):
+        one.chmod(0o755)
     stays = sorted(path.name for path in place.parent.glob("**/more/*"))
     assert stays == (["0", "1", "2"] if kind in PROTECTED else [])
     assert not any(map(checkpoints.find_damage, checkpoints.steps(place.parent)))
     assert kind in PROTECTED or (elsewhere / "manifest.json").exists()
+
+
+@pytest.mark.skipif(not os.geteuid(), reason="root may remove it")
+def test_protected_files_in_the_place_of_a_checkpoint_all_stay(tmp_path: Path) -> None:
+    saves = SAVE.format(step=7)
+    place = tmp_path / "folder" / "checkpoints" / "step-00000007"
+    place.parent.mkdir(parents=True)
+    for number in range(3):
+        place.write_text(str(number))
+        place.chmod(0o444)
+        done = run_script(tmp_path, f"{BEGIN.replace('keep=', 'step=0, keep=')}{saves}run.finish()", KEEP="1")
+        assert done.returncode == 0, done.stderr
+        place.rename(tmp_path / str(number))
+    assert sorted(one.read_text() for one in place.parent.iterdir() if one.is_file()) == ["0", "1", "2"]
 
 
 def test_a_program_that_goes_back_to_an_earlier_step_keeps_what_it_saves_then(tmp_path: Path) -> None:
