@@ -315,7 +315,11 @@ def cancel(
             "JOBS and --all exclude each other" if jobs else "name a job, or use --all; hpcjobs ps lists your jobs"
         )
         raise CommandLineError(problem)
-    entries = select_unfinished(site=site) if everything else select(jobs or [], site=site, foreign=True)
+    no_answer = None
+    if everything:
+        entries, no_answer = select_unfinished(site=site)
+    else:
+        entries = select(jobs or [], site=site, foreign=True)
     if signal is not None:
         from hpcjobs.run.control import signal as send_signal
 
@@ -324,6 +328,8 @@ def cancel(
             print_output("cancel --signal", {"signalled": ids})
         else:
             print(f"{signal} sent to {' '.join(ids) or 'no job'}")
+        if no_answer is not None:
+            raise no_answer
         return
     outcome = cancel(entries, only=states)
     if everything:
@@ -333,10 +339,12 @@ def cancel(
     else:
         if outcome.cancelled:
             print("cancelled " + " ".join(outcome.cancelled))
-        elif everything or state:
+        elif (everything or state) and no_answer is None:
             print("nothing to cancel")
         for job_id, ended_state in outcome.ended.items():
             print(f"job {job_id} had ended before: {ended_state.value}")
+    if no_answer is not None:
+        raise no_answer
     if outcome.unknown:
         raise UnknownJobError(f"nothing cancelled: the scheduler does not know job {', '.join(outcome.unknown)}")
 

@@ -13,6 +13,7 @@ import tarfile
 import time
 import warnings
 from collections.abc import Collection, Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -28,7 +29,7 @@ from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import FINAL_AFTER_S, may_be_requeued, read_accounting, read_request, read_submitted
 from hpcjobs.run.listing import FORGOTTEN_S
 from hpcjobs.run.select import entries_of
-from hpcjobs.run.status import NOT_ACCOUNTED, RUNAWAY, Connect, is_in_queue, is_reachable, statuses
+from hpcjobs.run.status import NOT_ACCOUNTED, RUNAWAY, Connect, is_in_queue, is_reachable, statuses, where_asked
 from hpcjobs.scheduler.base import JobRecord, State, connect
 
 _MODES = {".tar": "w", ".gz": "w:gz", ".tgz": "w:gz", ".xz": "w:xz"}
@@ -198,7 +199,11 @@ def select_old(
             elif not states and not min_size:
                 chosen.append(Old(entry, (), entry.submitted, 0))
             continue
-        if not is_over or not _is_run_folder(entry) or any(Path(entry.run_dir) in path.parents for path in in_use):
+        if (
+            not is_over
+            or not _is_run_folder(entry)
+            or any(Path(entry.run_dir) in (path, *path.parents) for path in in_use)
+        ):
             left += 1
             continue
         ended = max((record.ended for record in records if record.ended is not None), default=entry.submitted)
@@ -229,13 +234,22 @@ def _is_over(entry: Entry, records: list[JobRecord]) -> bool:
     return is_reachable(entry) or not may_be_requeued(entry, records)
 
 
+def _is_final(entry: Entry, records: list[JobRecord]) -> bool:
+    """Whether the end was kept, and so long ago that nobody needs to ask for another start."""
+    return read_accounting(entry) is not None and not may_be_requeued(entry, records)
+
+
 def _folders_in_use(entries: Iterable[Entry]) -> list[Path]:
-    """The working folders of jobs that have not ended: a rerun of a snapshot begins in the run folder of the first."""
-    candidates = [entry for entry in entries if read_accounting(entry) is None]
-    errors: list[SchedulerError] = []  # where one does not answer, each of them may wait for another start
-    alive = [job.entry for job in statuses(candidates, errors=errors) if errors or not _is_over(*job)]
+    """Run folders and working folders of jobs that have not ended: a rerun begins in the run folder of the first."""
+    alive: list[Entry] = []
+    for _, jobs in groupby(sorted(entries, key=where_asked), key=where_asked):
+        errors: list[SchedulerError] = []
+        known = statuses(jobs, errors=errors)
+        # Where it does not answer, a job may wait for another start.
+        alive += [job.entry for job in known if not (_is_final(*job) if errors else _is_over(*job))]
     requests = (read_request(entry) for entry in alive)
-    return [Path(request.chdir) for request in requests if request is not None and request.chdir is not None]
+    working = [Path(request.chdir) for request in requests if request is not None and request.chdir is not None]
+    return [*(Path(entry.run_dir) for entry in alive), *working]
 
 
 def _is_run_folder(entry: Entry) -> bool:

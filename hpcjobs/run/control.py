@@ -25,10 +25,12 @@ from hpcjobs.run.budget import most_of
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import (
     current_id,
+    drop_ends,
     find_started,
     keep_ends,
     own_ids,
     own_record,
+    read_ends,
     read_job_manifest,
     task_dir,
 )
@@ -42,6 +44,7 @@ from hpcjobs.run.status import (
     require_reachable,
     statuses,
     was_requeued_since,
+    where_asked,
 )
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, connect
 from hpcjobs.scheduler_kind import CLUSTER
@@ -72,9 +75,9 @@ def cancel(entries: Iterable[Entry], *, only: Collection[State] = (), connect: C
     it does not answer, or refuses.
     """
     outcome = Cancelled([], {}, [])
-    chosen = sorted(entries, key=_where)
+    chosen = sorted(entries, key=where_asked)
     require_reachable(chosen)
-    for (kind, conf), group in groupby(statuses(chosen, connect=connect), key=lambda known: _where(known.entry)):
+    for (kind, conf), group in groupby(statuses(chosen, connect=connect), key=lambda known: where_asked(known.entry)):
         alive = [known for known in group if _alive(known, outcome)]
         require_all_own(alive)
         ids = [job_id for known in alive for job_id in known.ids(only)]
@@ -104,6 +107,15 @@ class _Waiting(NamedTuple):
         is_written = self.written is not None and replace(self.written, reason=None) == replace(record, reason=None)
         return is_written or was_requeued_since(record, self.record)
 
+    def end(self, written: JobRecord | None) -> JobRecord:
+        """Its end, where Slurm has not told it: it may have started and ended, and ``written`` that, before it was
+        cancelled.
+        """
+        before = None if self.written is None else self.written.started
+        if written is not None and written.state.ended and written.started != before:
+            return replace(written, submitted=self.record.submitted)
+        return end_cancelled(self.record, time.time())
+
 
 def _find_waiting(known: Known) -> dict[str, _Waiting]:
     """The entry's tasks that wait, by id. Tasks of an array share a record, which an entry of one task has too."""
@@ -128,8 +140,8 @@ def _keep_ends(waiting: Iterable[tuple[Entry, dict[str, _Waiting]]], connect: Co
             for task in task_ids(record.job_id)
             if record.source != "nobody" and not (task in tasks and tasks[task].is_out_of_date(record))
         }
-        forgotten = [one.record for task, one in tasks.items() if task not in reported]
-        keep_ends(entry, [end_cancelled(record, time.time()) for record in forgotten])
+        forgotten = [(task, one) for task, one in tasks.items() if task not in reported]
+        keep_ends(entry, [one.end(own_record(entry, task)) for task, one in forgotten])
 
 
 def _note_cancelled(jobs: Iterable[Known], only: Collection[State]) -> list[ControlDir]:
@@ -157,10 +169,6 @@ def _control_dirs(job: Known, records: Iterable[JobRecord]) -> list[ControlDir]:
     if job.entry.is_foreign or not job.entry.kind.may_requeue:
         return []
     return [ControlDir(str(task_dir(Path(job.entry.run_dir), record.job_id))) for record in records]
-
-
-def _where(entry: Entry) -> tuple[str, str]:
-    return entry.scheduler, entry.slurm_conf or ""
 
 
 def _alive(known: Known, outcome: Cancelled) -> bool:
@@ -222,8 +230,10 @@ def _requeue(scheduler: Scheduler, known: list[Known], chosen: list[str]) -> Non
         _remove_notes(noted)
         try:
             scheduler.requeue(chosen)
+            _drop_ends(known)
         except SchedulerDownError:
-            raise  # it may be requeued
+            _drop_ends(known)  # it may be requeued
+            raise
         except SchedulerError as error:
             # Of several tasks or jobs, Slurm may have requeued some.
             if len(noted) == 1 or (len(chosen) == 1 and "invalid job id" in error.message.lower()):
@@ -232,6 +242,12 @@ def _requeue(scheduler: Scheduler, known: list[Known], chosen: list[str]) -> Non
                         with suppress(OSError):
                             control.write_cancelled(cancelled_at)
             raise
+
+
+def _drop_ends(requeued: Iterable[Known]) -> None:
+    """Forget the ends that were kept: the jobs start again, however long they wait."""
+    for job in requeued:
+        drop_ends(job.entry, read_ends(job.entry), job.records)
 
 
 def update(entry: Entry, settings: Sequence[str], *, connect: Connect = connect) -> list[str]:
@@ -335,7 +351,7 @@ def _by_cluster(
     entries: Iterable[Entry], verb: str, connect: Connect, *, only: Collection[State] = ()
 ) -> Iterable[tuple[Scheduler, list[Known]]]:
     """Group jobs by cluster, after asking each cluster for them: the id may belong to another job by now."""
-    named = sorted(entries, key=_where)
+    named = sorted(entries, key=where_asked)
     require_reachable(named)
     known = statuses(named, connect=connect)
     require_all_own(known)
@@ -351,7 +367,7 @@ def _by_cluster(
         _require_same(job, connect(job.entry.scheduler, job.entry.slurm_conf))
     return [
         (connect(kind, conf or None), list(group))
-        for (kind, conf), group in groupby(known, key=lambda job: _where(job.entry))
+        for (kind, conf), group in groupby(known, key=lambda job: where_asked(job.entry))
     ]
 
 

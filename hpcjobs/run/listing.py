@@ -263,22 +263,19 @@ def survey(*, since: float, site: str | None = None, connect: ConnectQueue = con
     known = statuses(
         [e for e in mine if site is None or where is None or e.site == where.name], connect=once, errors=errors
     )
-    index.close(job.entry for job in known if job.entry.submitted < since and _is_over(job))
+    index.close(job.entry for job in known if job.entry.submitted < since and _is_over(job, certain=not errors))
     listed = [Known(job.entry, records) for job in known if (records := _select_records(job))]
     return Survey(listed, without_known(queue, mine), list(dict.fromkeys(errors)))
 
 
-def select_unfinished(*, site: str | None = None) -> list[Entry]:
+def select_unfinished(*, site: str | None = None) -> tuple[list[Entry], SchedulerError | None]:
     """My jobs that have not ended, oldest first: also requeued ones, ones without a run folder, and ones submitted by
-    other means.
-
-    Raises SchedulerError: none is known, and the scheduler does not answer.
+    other means; and why a scheduler did not answer, whose jobs are those that have not ended as they last wrote.
     """
     known, others, errors = survey(since=time.time() - RECENT_S, site=site)
-    if not known and errors and not isinstance(errors[0], CommandMissingError):
-        raise errors[0]
+    error = next((error for error in errors if not isinstance(error, CommandMissingError)), None)
     own = [job.entry for job in known if is_reachable(job.entry) and not all(r.state.ended for r in job.records)]
-    return own + make_entries(others, site_asked(site))
+    return own + make_entries(others, site_asked(site)), error
 
 
 def listing(
@@ -306,7 +303,7 @@ def _select_records(job: Known) -> list[JobRecord]:
     return [record for record in job.records if record.state is not State.UNKNOWN]
 
 
-def _is_over(job: Known) -> bool:
-    """Whether the job needs no further look."""
-    unknown = all(record.state is State.UNKNOWN for record in job.records)
+def _is_over(job: Known, *, certain: bool) -> bool:
+    """Whether the job needs no further look; without ``certain``, a scheduler did not answer."""
+    unknown = certain and all(record.state is State.UNKNOWN for record in job.records)
     return is_closed(job.entry) or (unknown and time.time() - job.entry.submitted > FORGOTTEN_S)

@@ -210,6 +210,7 @@ _PUT_BACK = (
 )
 NOT_ACCOUNTED = "it has left the queue, and the accounting does not answer"
 _LOST = "its scheduler no longer knows it, and it wrote no end"
+_NO_SECOND_ANSWER = "squeue lacked it and does not answer now, and the accounting has it as alive"
 RUNAWAY = "the accounting has it as alive, squeue lacks it, and it wrote no end"
 _CANCELLED = "it was cancelled, and wrote no end"
 _CANCELLED_WAITING = "cancelled while it waited"
@@ -268,8 +269,8 @@ def statuses(
             to_ask.append(_Open(entry, accounted, ends))
         elif accounted is None:
             known[id(entry)] = _written(entry, reason=f"{'of' if is_of_another_user(entry) else 'on'} {owner}")
-    to_ask.sort(key=_where)
-    for (kind, conf), group in groupby(to_ask, key=_where):
+    to_ask.sort(key=lambda member: where_asked(member.entry))
+    for (kind, conf), group in groupby(to_ask, key=lambda member: where_asked(member.entry)):
         members = list(group)
         try:
             answers, error = _ask(members, connect(kind, conf or None))
@@ -285,12 +286,14 @@ def statuses(
 
 
 def _is_provisional(record: JobRecord) -> bool:
-    """An end that `cancel` kept, and that the accounting may tell better: it hears of jobs some time later."""
-    return record.source == "nobody" and record.ended is not None and time.time() - record.ended < FINAL_AFTER_S
+    """An end that Slurm has not told, and that the accounting may tell better: it hears of jobs some time later."""
+    is_slurms = record.source not in ("job", "nobody")
+    return not is_slurms and record.ended is not None and time.time() - record.ended < FINAL_AFTER_S
 
 
-def _where(member: _Open) -> tuple[str, str]:
-    return member.entry.scheduler, member.entry.slurm_conf or ""
+def where_asked(entry: Entry) -> tuple[str, str]:
+    """The kind and slurm.conf of the entry's scheduler: entries of the same are asked about together."""
+    return entry.scheduler, entry.slurm_conf or ""
 
 
 def _kept_ends(entry: Entry) -> list[JobRecord]:
@@ -315,9 +318,10 @@ def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord
     """Query the queue once, and the accounting once for jobs that have left it; the queue again where they differ.
 
     Where the accounting does not answer, the second part of the result is its error, and the jobs that have left the
-    queue are reported by their run folders, since their absence from the accounting is not known.
+    queue are reported by their run folders, since their absence from the accounting is not known. So it is where the
+    queue does not answer again, for the jobs in doubt.
 
-    Raises SchedulerError: the queue does not answer, or not the second time.
+    Raises SchedulerError: the queue does not answer the first time.
     """
     # The queue first: a job that ends between the two queries is found by one of them.
     queue = scheduler.queue()
@@ -338,18 +342,29 @@ def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord
             )
         )
     ]
-    error = None
+    error: SchedulerError | None = None
+    untold: list[str | None] = [None] * len(members)  # why it is not known what has become of it
     try:
         accounted = _by_parent(scheduler.account(ended_ids) if ended_ids else [])
     except SchedulerDownError as no_answer:
         accounted, error = {}, no_answer
+        untold = [
+            NOT_ACCOUNTED if not records and member.accounted is None else None
+            for member, records in zip(members, queued, strict=True)
+        ]
     # Requeued by hand since squeue answered, or its answer was cut; or sacct has not heard of the end.
-    if any(
+    in_doubt = [
         not records and _may_be_alive(member.entry, _ours(member.entry, accounted))
         for member, records in zip(members, queued, strict=True)
-    ):
-        again = _by_parent(scheduler.queue_again() if isinstance(scheduler, QueueReadOnce) else scheduler.queue())
-        queued = [records or _ours(member.entry, again) for member, records in zip(members, queued, strict=True)]
+    ]
+    if any(in_doubt):
+        try:
+            again = _by_parent(scheduler.queue_again() if isinstance(scheduler, QueueReadOnce) else scheduler.queue())
+            queued = [
+                _join(records, _ours(member.entry, again)) for member, records in zip(members, queued, strict=True)
+            ]
+        except SchedulerError as no_answer:
+            error, untold = no_answer, [_NO_SECOND_ANSWER if is_in_doubt else None for is_in_doubt in in_doubt]
     ended = {job_id: [r for r in records if r.state.ended] for job_id, records in accounted.items()}
     candidates = [entry for entry, _, _ in members if entry.is_foreign and current_id(entry) in ended_ids]
     if late := [
@@ -362,10 +377,18 @@ def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord
             accounted[job_id] = ended.get(job_id, []) + [r for r in records if r.job_id not in there]
     return [
         _resolve(member, records, [_correct(member.entry, r) for r in _ours(member.entry, accounted)])
-        if records or error is None or member.accounted is not None
-        else _written(member.entry, reason=NOT_ACCOUNTED)
-        for member, records in zip(members, queued, strict=True)
+        if reason is None
+        else _written(member.entry, reason=reason)
+        for member, records, reason in zip(members, queued, untold, strict=True)
     ], error
+
+
+def _join(records: list[JobRecord], later: list[JobRecord]) -> list[JobRecord]:
+    """The job's records in the queue, and those of tasks that only a later answer has."""
+    if not records:
+        return later
+    there = {task for record in records for task in tasks_of(record)}
+    return [*records, *(replace(r, job_id=task) for r in later for task in task_ids(r.job_id) if task not in there)]
 
 
 def _may_be_alive(entry: Entry, accounted: Iterable[JobRecord]) -> bool:
@@ -530,12 +553,13 @@ def _choose_later(record: JobRecord, ends: Iterable[JobRecord]) -> JobRecord:
 
 
 def was_requeued_since(record: JobRecord, later: JobRecord) -> bool:
-    """Whether the accounting's ``record`` ended before ``later`` was submitted, both by slurmctld's clock.
+    """Whether the accounting's ``record`` is of a start before that of ``later``, all times by slurmctld's clock.
 
-    A requeue moves the submit time.
+    A requeue moves the submit time: to the second of the end, where Slurm puts the job back.
     """
-    is_known = record.source == "sacct" and None not in (record.ended, later.submitted)
-    return is_known and (record.ended or 0) < (later.submitted or 0)
+    if record.source != "sacct" or record.submitted is None or record.ended is None or later.submitted is None:
+        return False
+    return record.submitted < later.submitted and record.ended <= later.submitted
 
 
 def _own_or_lost(entry: Entry, task: str, queued: JobRecord | None) -> JobRecord | None:

@@ -242,6 +242,162 @@ def test_a_job_that_was_requeued_and_ended_before_scancel_ended_as_it_wrote(
     assert (shown["state"], shown["exit_code"]) == (state, code)
 
 
+@pytest.mark.parametrize(("state", "code"), [("COMPLETED", 0), ("FAILED", 3)])
+def test_a_job_that_ended_before_scancel_ended_so_where_sacct_has_the_start_before(
+    here: Path, slurm: Path, state: str, code: int
+) -> None:
+    """It failed, was requeued, and started again within the five minutes by which clocks may differ."""
+    entry = job(here, "7", submitted=NOW - 150)
+    _write_end(entry, "FAILED", NOW - 100, NOW - 60)
+    row = queued_row(JobName="job7", State="PENDING", Submit=NOW - 50, Command=f"{entry.run_dir}/job.sh")
+    end = {"job_id": "7", "state": state, "exit_code": code, "started": NOW - 5, "ended": NOW - 1, "nodes": "n1"}
+    (slurm / "end.json").write_text(json.dumps(end))
+    answer(slurm, "squeue", f"[ -e {slurm}/cancelled ] || {print_rows(row)}")
+    answer(slurm, "scancel", f"touch {slurm}/cancelled; cp {slurm}/end.json {entry.run_dir}/state.json")
+    answer(slurm, "sacct", _failed(entry, started=NOW - 100, ended=NOW - 60))
+    ok("cancel", "7")
+    shown = records("-a")["7"]
+    assert (shown["state"], shown["exit_code"]) == (state, code)
+    assert within("wait", "7").code == code
+
+
+def test_an_outage_at_the_second_question_hides_nothing_of_the_other_jobs(here: Path, slurm: Path) -> None:
+    """squeue is asked again because of 8; 7 failed and waits again, and 9 has ended."""
+    eight, running = _in_doubt(here)
+    seven, nine = (job(here, job_id, submitted=NOW - 7200) for job_id in ("7", "9"))
+    _write_end(seven, "FAILED", NOW - 7000, NOW - 3600)
+    waiting = queued_row(JobName="job7", State="PENDING", Submit=NOW - 60, Command=f"{seven.run_dir}/job.sh")
+    again = queued_row(JobID="8", JobName="job8", Submit=NOW - 600, Command=f"{eight.run_dir}/job.sh")
+    away = f"case $(wc -l <{slurm}/squeue.asked) in 2|3) {CONTROLLER_AWAY};; esac"
+    answer(
+        slurm, "squeue", f"{away}; {print_rows(waiting)}; [ $(wc -l <{slurm}/squeue.asked) = 1 ] || {print_rows(again)}"
+    )
+    answer(slurm, "sacct", f"{running}; {_failed(nine)}")
+    answer(slurm, "scancel", ":")
+    listed = within("ps", "-a", "--json")
+    assert listed.code == 8
+    by_id = {row["record"]["job_id"]: row["record"]["state"] for row in json.loads(listed.out)}
+    assert by_id == {"7": "PENDING", "8": "RUNNING", "9": "FAILED"}
+    (slurm / "squeue.asked").unlink()
+    cancelled = within("cancel", "--all")
+    assert (cancelled.code, cancelled.out.split()) == (8, ["cancelled", "7", "8"])
+
+
+def test_cancel_all_says_that_a_scheduler_did_not_answer_first(here: Path, slurm: Path) -> None:
+    """What waits is not known then: 7 failed, and waits again."""
+    eight, seven = job(here, "8"), job(here, "7", submitted=NOW - 7200)
+    _write_end(seven, "FAILED", NOW - 7000, NOW - 3600)
+    waiting = queued_row(JobName="job7", State="PENDING", Submit=NOW - 60, Command=f"{seven.run_dir}/job.sh")
+    running = queued_row(JobID="8", JobName="job8", Submit=NOW - 600, Command=f"{eight.run_dir}/job.sh")
+    away = f"case $(wc -l <{slurm}/squeue.asked) in 1|2) {CONTROLLER_AWAY};; esac"
+    answer(slurm, "squeue", f"{away}; {print_rows(waiting, running)}")
+    answer(slurm, "scancel", ":")
+    cancelled = within("cancel", "--all")
+    assert (cancelled.code, cancelled.out) == (8, "cancelled 8\n")
+    assert "no answer from Slurm" in cancelled.err
+    assert ok("cancel", "--all").out == "cancelled 7 8\n"
+
+
+def test_a_job_that_waits_for_weeks_is_still_listed_after_an_outage(here: Path, slurm: Path) -> None:
+    entry = job(here, "7", submitted=NOW - 40 * 86_400)
+    (Path(entry.run_dir) / "state.json").unlink()
+    answer(slurm, "squeue", CONTROLLER_AWAY)
+    assert within("ps").code == 8
+    answer(slurm, "squeue", ":")
+    _write_end(entry, "FAILED", NOW - 7000, NOW - 3600)
+    answer(slurm, "sacct", _failed(entry))
+    assert records()["7"]["state"] == "FAILED"
+
+
+def test_a_task_that_is_requeued_while_another_is_ending_is_found_by_the_second_answer(here: Path, slurm: Path) -> None:
+    """squeue is asked again because of 8. Task 1 hangs in COMPLETING."""
+    _, running = _in_doubt(here)
+    folder = here / "runs" / "array"
+    entry = Entry("12", "array", "mine", "slurm", str(folder), float(NOW - 7200), array="0-1")
+    rows = []
+    for task in (0, 1):
+        (folder / "tasks" / str(task)).mkdir(parents=True)
+        times = {"Submit": NOW - 7200, "Start": NOW - 7000, "End": NOW - 3600}
+        own = {"JobID": f"12_{task}", "JobName": "array", "State": "FAILED", "ExitCode": "1:0"}
+        rows.append(accounted_row(**own, SubmitLine=f"sbatch --parsable {folder}/job.sh", **times))
+    (folder / "submitted.json").write_bytes(msgspec.json.encode(entry))
+    index.add(entry)
+    task_of = {"JobName": "array", "Command": f"{folder}/job.sh"}
+    ending = queued_row(JobID="12_1", State="COMPLETING", Submit=NOW - 7200, **task_of)
+    waiting = queued_row(JobID="12_0", State="PENDING", Submit=NOW - 1, **task_of)
+    answer(slurm, "sacct", f"touch {slurm}/requeued; {running}; {print_rows(*rows)}")
+    answer(slurm, "squeue", f"{print_rows(ending)}; [ ! -e {slurm}/requeued ] || {print_rows(waiting)}")
+    assert records("-a")["12_0"]["state"] == "PENDING"
+    (slurm / "requeued").unlink()
+    ok("prune", "--older-than", "10m", "--remove")
+    assert folder.exists()
+
+
+def _requeued(slurm: Path, entry: Entry) -> None:
+    """Requeue the job, which then waits."""
+    answer(slurm, "scontrol", f"case $* in *requeue*) touch {slurm}/requeued;; esac")
+    row = queued_row(JobName=entry.name, State="PENDING", Submit=NOW - 1, Command=f"{entry.run_dir}/job.sh")
+    answer(slurm, "squeue", f"[ ! -e {slurm}/requeued ] || {print_rows(row)}")
+    ok("requeue", entry.job_id)
+
+
+def test_a_requeued_job_waits_however_long_ago_its_end_was(here: Path, slurm: Path) -> None:
+    """It had ended a day and more before the next look."""
+    entry = job(here, "7", submitted=NOW - 200_000)
+    _write_end(entry, "FAILED", NOW - 190_000, NOW - 100_000)
+    answer(slurm, "sacct", _failed(entry, started=NOW - 190_000, ended=NOW - 100_000))
+    assert records("-a")["7"]["state"] == "FAILED"
+    _requeued(slurm, entry)
+    assert records("-a")["7"]["state"] == "PENDING"
+    ok("prune", "--older-than", "1d", "--remove")
+    assert Path(entry.run_dir).exists()
+    answer(slurm, "scancel", ":")
+    assert ok("cancel", "7").out == "cancelled 7\n"
+
+
+def test_prune_keeps_a_folder_in_which_a_job_with_a_kept_end_waits_again(here: Path, slurm: Path) -> None:
+    """7 reruns what lies in the folder of 5."""
+    five, seven = job(here, "5", submitted=NOW - 40 * 86_400), job(here, "7", submitted=NOW - 7200)
+    _write_end(five, "COMPLETED", NOW - 3_450_000, NOW - 3_440_000)
+    (Path(five.run_dir) / "code").mkdir()
+    _write_end(seven, "FAILED", NOW - 7000, NOW - 3600)
+    (Path(seven.run_dir) / "manifest.json").write_text(json.dumps({"job": {"chdir": f"{five.run_dir}/code"}}))
+    answer(slurm, "sacct", _failed(seven))
+    assert records("-a")["7"]["state"] == "FAILED"
+    requeued = queued_row(JobName="job7", State="PENDING", Submit=NOW - 1, Command=f"{seven.run_dir}/job.sh")
+    answer(slurm, "squeue", print_rows(requeued))  # by hand
+    ok("prune", "--older-than", "30d", "--remove")
+    assert (Path(five.run_dir) / "code").exists()
+
+
+def test_prune_leaves_a_job_that_is_requeued_while_it_asks(here: Path, slurm: Path) -> None:
+    entry = job(here, "7", submitted=NOW - 7200)
+    _write_end(entry, "FAILED", NOW - 7000, NOW - 3600)
+    row = queued_row(JobName="job7", State="PENDING", Submit=NOW - 1, Command=f"{entry.run_dir}/job.sh")
+    answer(slurm, "sacct", f"touch {slurm}/requeued; {_failed(entry)}")
+    answer(slurm, "squeue", f"[ ! -e {slurm}/requeued ] || {print_rows(row)}")
+    ok("prune", "--older-than", "10m", "--remove")
+    assert Path(entry.run_dir).exists()
+
+
+def test_prune_of_a_site_removes_what_it_may_though_another_cluster_is_dead(here: Path, slurm: Path) -> None:
+    """7 reran what lies in the folder of 5, without accounting; both ended long ago."""
+    (here / "site_configs").mkdir()
+    (here / "site_configs" / "mine.yaml").write_text("partitions: {main: {nodes: 2, node: {cpus: 4}}}\n")
+    old = NOW - 60 * 86_400
+    five, seven = job(here, "5", submitted=old), job(here, "7", submitted=old + 200)
+    _write_end(five, "COMPLETED", old + 10, old + 100)
+    (Path(five.run_dir) / "code").mkdir()
+    _write_end(seven, "COMPLETED", old + 210, old + 300)
+    (Path(seven.run_dir) / "manifest.json").write_text(json.dumps({"job": {"chdir": f"{five.run_dir}/code"}}))
+    index.add(Entry("9", "job9", "other", "slurm", str(here / "gone"), float(old), slurm_conf="/dead/slurm.conf"))
+    answer(slurm, "sacct", NONE)
+    answer(slurm, "squeue", f'[ "$SLURM_CONF" != /dead/slurm.conf ] || {{ {CONTROLLER_AWAY}; }}')
+    ok("prune", "--site", "mine", "--remove")
+    assert not Path(five.run_dir).exists()
+    assert not Path(seven.run_dir).exists()
+
+
 @pytest.mark.parametrize("answers", [2, 3])
 def test_prune_keeps_a_folder_in_which_a_job_waits_when_slurmctld_goes_away_meanwhile(
     here: Path, slurm: Path, answers: int
@@ -290,20 +446,20 @@ def test_a_cancelled_job_stays_cancelled_when_slurmctld_goes_away_between_two_qu
     assert within("wait", "7").code == 143
 
 
-@pytest.mark.parametrize("ago_s", [3600, 60])
+@pytest.mark.parametrize(("ago_s", "until_s"), [(3600, 10), (60, 10), (600, 600), (60, 60)])
 def test_a_job_that_was_requeued_and_cancelled_does_not_have_the_end_of_before(
-    here: Path, slurm: Path, ago_s: int
+    here: Path, slurm: Path, ago_s: int, until_s: int
 ) -> None:
-    """The accounting has not heard of the requeue yet."""
+    """The accounting has not heard of the requeue yet. Slurm puts a job back in the second of its end."""
     entry = job(here, "7", submitted=NOW - 7200)
     _write_end(entry, "FAILED", NOW - 7000, NOW - ago_s)
-    row = queued_row(JobName="job7", State="PENDING", Submit=NOW - 10, Command=f"{entry.run_dir}/job.sh")
+    row = queued_row(JobName="job7", State="PENDING", Submit=NOW - until_s, Command=f"{entry.run_dir}/job.sh")
     answer(slurm, "squeue", f"[ -e {slurm}/cancelled ] || {print_rows(row)}")
     answer(slurm, "scancel", f"touch {slurm}/cancelled")
     answer(slurm, "sacct", _failed(entry, ended=NOW - ago_s))
     ok("cancel", "7")
     assert records("-a")["7"]["state"] == "CANCELLED"
-    times = {"Submit": NOW - 10, "Start": "None", "End": NOW}
+    times = {"Submit": NOW - until_s, "Start": "None", "End": NOW}
     command = f"sbatch --parsable {entry.run_dir}/job.sh"
     answer(slurm, "sacct", print_rows(accounted_row(JobName="job7", State="CANCELLED", SubmitLine=command, **times)))
     shown = records("-a")["7"]
@@ -316,8 +472,8 @@ def _write_end(entry: Entry, state: str, started: int, ended: int) -> None:
     (Path(entry.run_dir) / "state.json").write_text(json.dumps({**content, "nodes": "n1"}))
 
 
-def _failed(entry: Entry, *, ended: int = NOW - 3600) -> str:
-    times = {"Submit": int(entry.submitted), "Start": NOW - 7000, "End": ended}
+def _failed(entry: Entry, *, started: int = NOW - 7000, ended: int = NOW - 3600) -> str:
+    times = {"Submit": int(entry.submitted), "Start": started, "End": ended}
     command = f"sbatch --parsable {entry.run_dir}/job.sh"
     return print_rows(
         accounted_row(
