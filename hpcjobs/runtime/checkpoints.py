@@ -243,7 +243,9 @@ def _remove(place: Path) -> None:
             place.unlink()
         return
     folders = [place, *(Path(parent, name) for parent, inner, _ in os.walk(place) for name in inner)]
-    if not all(folder.is_symlink() or os.access(folder, os.R_OK | os.W_OK | os.X_OK) for folder in folders):
+    if (protected := next(filter(_is_protected, folders), None)) is not None:
+        if protected != place:
+            print_error(f"warning: {place} stays, since {protected} can't be changed")
         return
     aside = place.with_name(f".{place.name}.removed")
     shutil.rmtree(aside, ignore_errors=True)
@@ -252,6 +254,13 @@ def _remove(place: Path) -> None:
     except OSError:
         aside = place
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def _is_protected(folder: Path) -> bool:
+    """Whether a folder can't be read or changed, and may have something in it."""
+    if folder.is_symlink() or os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        return False
+    return not os.access(folder, os.R_OK | os.X_OK) or any(folder.iterdir())
 
 
 def recorded_loss(place: Path) -> float | None:

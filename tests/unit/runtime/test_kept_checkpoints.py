@@ -236,6 +236,7 @@ def test_a_step_is_saved_again_whatever_was_in_its_place(tmp_path: Path, kind: s
                 place.with_name(f"{place.name}.replaced").symlink_to(elsewhere)
         done = run_script(tmp_path, f"{again}{saves}run.finish()", KEEP="1")
         assert done.returncode == 0, done.stderr
+        assert ("more can't be changed" in done.stderr) == kind.endswith("part"), done.stderr
         assert not place.is_symlink()
         assert checkpoints.steps(place.parent)[0].name == place.name
     for one in place.parent.glob("*/more"):
@@ -244,6 +245,15 @@ def test_a_step_is_saved_again_whatever_was_in_its_place(tmp_path: Path, kind: s
     assert stays == (["0", "1", "2"] if kind in PROTECTED else [])
     assert not any(map(checkpoints.find_damage, checkpoints.steps(place.parent)))
     assert kind in PROTECTED or (elsewhere / "manifest.json").exists()
+
+
+def test_an_empty_folder_that_cannot_be_changed_protects_no_checkpoint(tmp_path: Path) -> None:
+    folder = tmp_path / "folder" / "checkpoints"
+    for step in range(3):
+        done = run_script(tmp_path, f"{BEGIN}{SAVE.format(step=step)}run.finish()", KEEP="1")
+        assert (done.returncode, done.stderr) == (0, "")
+        (folder / f"step-{step:08}" / "logs").mkdir(0o555)
+    assert list_sound(folder) == ["step-00000002"]
 
 
 @pytest.mark.skipif(not os.geteuid(), reason="root may remove it")
