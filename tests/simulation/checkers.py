@@ -383,10 +383,14 @@ def _is_signalled(life: Life, jobs: Iterable[Job]) -> bool:
 
 
 def _check_code(life: Life, one: Submission, this: Wait, *, is_certain: bool) -> None:
-    """Of a plain job that failed by itself, `wait` ends with the code of its program."""
+    """Of a plain job that failed by itself, `wait` ends with the code of its program; taken away, that of a signal."""
     assert this.known is not None
     jobs = jobs_of(life, this.known[0].entry.run_dir)
-    if one.array or one.requeued or not is_certain or len(jobs) != 1 or jobs[0].state != "FAILED":
+    if one.array or one.requeued or not is_certain or len(jobs) != 1:
+        return
+    if jobs[0].state in ("CANCELLED", "TIMEOUT") and this.code not in (0, 137, 143):
+        life.errors.append(f"{one.plan.run_dir}: wait ends with {this.code}, and the job is {jobs[0].state}")
+    if jobs[0].state != "FAILED":
         return
     code = jobs[0].attempts[-1].code
     if code is not None and not _is_undisturbed(life) and this.code == code % 128:

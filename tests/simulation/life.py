@@ -29,6 +29,7 @@ from hpcjobs.job.models import JobSpec, Plan
 from hpcjobs.job.plan import plan
 from hpcjobs.run import archive, control, listing, rerun, select, status, wait
 from hpcjobs.run.index import Entry
+from hpcjobs.run.job_files import current_id
 from hpcjobs.run.submit import JobHandle, submit
 from hpcjobs.scheduler.base import JobRecord
 from hpcjobs.site.models import Site
@@ -334,6 +335,13 @@ class Life:
         if verb == "requeue":
             self.started_again.append((entry.run_dir, began))
 
+    def requeue_by_hand(self, one: Submission) -> None:
+        """`scontrol requeue`, of which hpcjobs hears nothing."""
+        entry = self.entry_of(one)
+        one.requeued.append(self.world.now)
+        if self.slurm.run(["scontrol", "requeue", current_id(entry)]).code == 0:
+            self.started_again.append((entry.run_dir, self.world.now))
+
     def rerun(self, one: Submission) -> None:
         again = rerun.plan_rerun(self.entry_of(one), JobSpec(), made_by="a test").plan
         self._know(again.run_dir, one.work, one.kind)
@@ -436,7 +444,10 @@ class Life:
         draw = self.world.random
         self.wait(one)
         self.world.sleep(draw.choice((1.0, 100.0, 400.0, 2000.0)))
-        self.control("requeue", one)
+        if int(self.world.now) % 2:  # no draw: the seeds keep their courses
+            self.requeue_by_hand(one)
+        else:
+            self.control("requeue", one)
         self.world.sleep(draw.choice((1.0, 60.0, 130.0, 200.0, 800.0)))
         draw.choice((self.look, lambda: self.wait(one), lambda: self.prune(0.0)))()
 

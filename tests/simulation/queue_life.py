@@ -189,6 +189,20 @@ class QueueLife(Life):
 
     # --- what must hold
 
+    def _outcome(self, job_id: str) -> str | None:
+        """How hpcjobs says that the job ended; an array completed if all its tasks did."""
+        state = queue.outcome(LocalJob(self.root, job_id))
+        request = self.active.get(job_id)
+        if request is None or request.array is None or state in (None, "UNKNOWN"):
+            return state
+        ends = [self.ended.get(f"{job_id}_{task}") for task in request.array]
+        is_disturbed = job_id in self.cancelled or any(f"supervisor {job_id}" in line for line in self.world.trace)
+        if all(end == "COMPLETED" for end in ends) != (state == "COMPLETED") and not (
+            is_disturbed and state != "COMPLETED"
+        ):
+            self.errors.append(f"{job_id} is {state}, and its tasks ended as {ends}")
+        return state
+
     def _check_start(self, job: LocalJob, request: Request, started: Started) -> None:
         self.world.log(f"{job.job_id} starts: {request.cpus} CPUs, GPUs {started.gpus}")
         # A killed supervisor's script ends with it; its slots are free once that is recorded.
@@ -207,7 +221,7 @@ class QueueLife(Life):
         if request.throttle is not None and len(siblings) >= request.throttle:
             self.errors.append(f"{job.job_id} starts while {siblings} run, and the limit is {request.throttle}")
         for kind, other in request.dependency:
-            state = queue.outcome(LocalJob(self.root, other))
+            state = self._outcome(other)
             if state is None or not MET[kind](state):
                 self.errors.append(f"{job.job_id} starts {kind} {other}, which is {state}")
         free = CPUS - cpus
@@ -226,7 +240,7 @@ class QueueLife(Life):
 
     def _check_never(self, job: LocalJob, request: Request) -> None:
         """A job is ended for its dependencies only if one of them can never be met."""
-        states = [(kind, other, queue.outcome(LocalJob(self.root, other))) for kind, other in request.dependency]
+        states = [(kind, other, self._outcome(other)) for kind, other in request.dependency]
         if all(state is None or MET[kind](state) for kind, _, state in states):
             self.errors.append(f"{job.job_id} is ended for its dependencies, which are {states}")
 
@@ -242,7 +256,7 @@ class QueueLife(Life):
             running = [task for task in tasks if task in self.scripts]
             if not waiting or job.cancelled:
                 continue
-            states = [(kind, queue.outcome(LocalJob(self.root, other))) for kind, other in request.dependency]
+            states = [(kind, self._outcome(other)) for kind, other in request.dependency]
             if any(state is None or not MET[kind](state) for kind, state in states):
                 continue
             if request.throttle is None or len(running) < request.throttle:
@@ -260,7 +274,7 @@ class QueueLife(Life):
         """All jobs have ended as their scripts did."""
         for job_id in self.active:
             job = LocalJob(self.root, job_id)
-            state = queue.outcome(job)
+            state = self._outcome(job_id)
             if state is None and job.read_request() is not None and os.path.exists(job.marker):
                 self.errors.append(f"{job_id} never ends")
             script = self.ended.get(job_id)

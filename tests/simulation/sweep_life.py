@@ -272,11 +272,23 @@ class SweepLife(Life):
             return Truth(State.FAILED, job.id, len(job.attempts))
         return None
 
+    def _is_over(self, cell: str) -> bool:
+        """Whether the cell began in its last task, and that has ended."""
+        holding = [chunk for chunk in self.folder.chunks() if cell in chunk.cells]
+        if not holding or self.slurm.down["ctl"]:
+            return False
+        last = holding[-1]
+        script, task = str(self.folder.chunk_dir(last.number) / "job.sh"), last.cells.index(cell) // last.pack
+        jobs = [job for job in self.slurm.every if job.script == script and job.task == task]
+        attempts = [run.attempt for run in self.runs if run.cell == cell][-1:]
+        return len(jobs) == 1 and jobs[0].has_ended and attempts == jobs[0].attempts[-1:] != []
+
     def status(self) -> None:
         """`hpcjobs sweep status`: what it shows of each cell is so, unless that changes meanwhile."""
         began, process = self.world.now, self.world.current
         assert process is not None
         before = {cell.id: self._truth(cell.id) for cell in self.definition.cells}
+        over = {cell.id for cell in self.definition.cells if self._is_over(cell.id)}
         states = cell_statuses(self.folder, submit.connect_to(self.folder.definition))
         for one in states:
             cell = one.cell.id
@@ -284,6 +296,9 @@ class SweepLife(Life):
             is_certain = truth is not None and truth == self._truth(cell) and process.name not in self.world.misled
             if truth is not None and is_certain and one.state is not truth.state and not self._could_not_record():
                 self.errors.append(f"{self.folder.path}: cell {cell} is {truth.state}, and is shown as {one.state}")
+            is_alive = one.state in (State.PENDING, State.RUNNING, State.COMPLETING)
+            if cell in over and is_alive and process.name not in self.world.misled and self._is_over(cell):
+                self.errors.append(f"{self.folder.path}: the task of cell {cell} ended, and it is shown as {one.state}")
             if one.state is State.COMPLETED:
                 self.shown.setdefault(cell, self.world.now)
                 if not self.completed.get(cell):
