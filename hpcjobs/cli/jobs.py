@@ -318,6 +318,8 @@ def cancel(
     no_answer = None
     if everything:
         entries, no_answer = select_unfinished(site=site)
+        if no_answer is not None and not entries:
+            raise no_answer
     else:
         entries = select(jobs or [], site=site, foreign=True)
     if signal is not None:
@@ -339,7 +341,7 @@ def cancel(
     else:
         if outcome.cancelled:
             print("cancelled " + " ".join(outcome.cancelled))
-        elif (everything or state) and no_answer is None:
+        elif everything or state:
             print("nothing to cancel")
         for job_id, ended_state in outcome.ended.items():
             print(f"job {job_id} had ended before: {ended_state.value}")

@@ -199,11 +199,7 @@ def select_old(
             elif not states and not min_size:
                 chosen.append(Old(entry, (), entry.submitted, 0))
             continue
-        if (
-            not is_over
-            or not _is_run_folder(entry)
-            or any(Path(entry.run_dir) in (path, *path.parents) for path in in_use)
-        ):
+        if not is_over or not _is_run_folder(entry) or Path(entry.run_dir) in in_use:
             left += 1
             continue
         ended = max((record.ended for record in records if record.ended is not None), default=entry.submitted)
@@ -239,8 +235,8 @@ def _is_final(entry: Entry, records: list[JobRecord]) -> bool:
     return read_accounting(entry) is not None and not may_be_requeued(entry, records)
 
 
-def _folders_in_use(entries: Iterable[Entry]) -> list[Path]:
-    """Run folders and working folders of jobs that have not ended: a rerun begins in the run folder of the first."""
+def _folders_in_use(entries: Iterable[Entry]) -> set[Path]:
+    """Run and working folders of jobs that have not ended, and those above: a rerun begins in the first one's."""
     alive: list[Entry] = []
     for _, jobs in groupby(sorted(entries, key=where_asked), key=where_asked):
         errors: list[SchedulerError] = []
@@ -248,8 +244,9 @@ def _folders_in_use(entries: Iterable[Entry]) -> list[Path]:
         # Where it does not answer, a job may wait for another start.
         alive += [job.entry for job in known if not (_is_final(*job) if errors else _is_over(*job))]
     requests = (read_request(entry) for entry in alive)
-    working = [Path(request.chdir) for request in requests if request is not None and request.chdir is not None]
-    return [*(Path(entry.run_dir) for entry in alive), *working]
+    used = [Path(entry.run_dir) for entry in alive]
+    used += [Path(request.chdir) for request in requests if request is not None and request.chdir is not None]
+    return {folder for path in used for folder in (path, *path.parents)}
 
 
 def _is_run_folder(entry: Entry) -> bool:

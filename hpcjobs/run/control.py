@@ -25,12 +25,11 @@ from hpcjobs.run.budget import most_of
 from hpcjobs.run.index import Entry
 from hpcjobs.run.job_files import (
     current_id,
-    drop_ends,
     find_started,
     keep_ends,
+    note_requeue,
     own_ids,
     own_record,
-    read_ends,
     read_job_manifest,
     task_dir,
 )
@@ -113,7 +112,7 @@ class _Waiting(NamedTuple):
         """
         before = None if self.written is None else self.written.started
         if written is not None and written.state.ended and written.started != before:
-            return replace(written, submitted=self.record.submitted)
+            return replace(written, source="nobody", submitted=self.record.submitted)
         return end_cancelled(self.record, time.time())
 
 
@@ -228,12 +227,12 @@ def _requeue(scheduler: Scheduler, known: list[Known], chosen: list[str]) -> Non
             counted.enter_context(guards.count(job.entry.name or job.entry.job_id, _most_of_requeue(job)))
         noted = {control: control.cancelled_at for job in known for control in _control_dirs(job, job.records)}
         _remove_notes(noted)
+        for job in known:
+            note_requeue(job.entry)
         try:
             scheduler.requeue(chosen)
-            _drop_ends(known)
         except SchedulerDownError:
-            _drop_ends(known)  # it may be requeued
-            raise
+            raise  # it may be requeued
         except SchedulerError as error:
             # Of several tasks or jobs, Slurm may have requeued some.
             if len(noted) == 1 or (len(chosen) == 1 and "invalid job id" in error.message.lower()):
@@ -242,12 +241,6 @@ def _requeue(scheduler: Scheduler, known: list[Known], chosen: list[str]) -> Non
                         with suppress(OSError):
                             control.write_cancelled(cancelled_at)
             raise
-
-
-def _drop_ends(requeued: Iterable[Known]) -> None:
-    """Forget the ends that were kept: the jobs start again, however long they wait."""
-    for job in requeued:
-        drop_ends(job.entry, read_ends(job.entry), job.records)
 
 
 def update(entry: Entry, settings: Sequence[str], *, connect: Connect = connect) -> list[str]:

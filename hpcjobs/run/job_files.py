@@ -26,7 +26,7 @@ from hpcjobs.files import (
     write_beside,
 )
 from hpcjobs.job.models import Job
-from hpcjobs.record import ACCOUNTING, ATTEMPTS, FIGURES_LOG, MANIFEST, STATE, SUBMITTED, SUMMARY
+from hpcjobs.record import ACCOUNTING, ATTEMPTS, FIGURES_LOG, MANIFEST, REQUEUED, STATE, SUBMITTED, SUMMARY
 from hpcjobs.record.control import Continuation, ControlDir
 from hpcjobs.record.figures import FigureResult, read_results
 from hpcjobs.record.manifest import Manifest, RequestedJob, read_manifest
@@ -278,9 +278,25 @@ def _started_since(entry: Entry, task: str, path: Path, own: list[JobRecord]) ->
 
 
 def may_be_requeued(entry: Entry, records: Iterable[JobRecord]) -> bool:
-    """Slurm may still know the job, which `scontrol requeue` would start again."""
+    """Slurm may still know the job, which `scontrol requeue` would start again, or hpcjobs has requeued it."""
     ends = [record.ended for record in records if record.ended is not None]
-    return entry.kind.may_requeue and bool(ends) and time.time() - max(ends) < _REQUEUE_S
+    if not ends or not entry.kind.may_requeue:
+        return False
+    return time.time() - max(ends) < _REQUEUE_S or _was_requeued(entry)
+
+
+def note_requeue(entry: Entry) -> None:
+    """Note that the job is requeued: it is asked for until another end is kept, however long it waits."""
+    with contextlib.suppress(OSError):  # it is asked for a day in any case
+        write_beside(Path(entry.run_dir) / REQUEUED, b"")
+
+
+def _was_requeued(entry: Entry) -> bool:
+    """Whether that was noted after the ends were kept, by the clock of the file server."""
+    try:
+        return os.stat(Path(entry.run_dir) / REQUEUED).st_mtime >= os.stat(Path(entry.run_dir) / ACCOUNTING).st_mtime
+    except OSError:
+        return False
 
 
 def are_final(entry: Entry, records: Iterable[JobRecord]) -> bool:

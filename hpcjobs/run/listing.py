@@ -226,6 +226,8 @@ class Survey(NamedTuple):
     known: list[Known]
     others: list[JobRecord]
     errors: list[SchedulerError]
+    no_queue: SchedulerError | None = None
+    """Why it is not known what waits and runs at the site."""
 
 
 def survey(*, since: float, site: str | None = None, connect: ConnectQueue = connect) -> Survey:
@@ -245,11 +247,12 @@ def survey(*, since: float, site: str | None = None, connect: ConnectQueue = con
     where = site_asked(site)
     kind, conf = scheduler_of(where)
     errors: list[SchedulerError] = []
+    no_queue = None
     before = read_index()  # the queue after it: a job that is submitted meanwhile would be missing from its queue
     try:
         queue = once(kind, conf).queue()
     except SchedulerError as error:
-        queue, errors = [], [error]
+        queue, errors, no_queue = [], [error], error
     # A job of the queue that is in no list was submitted meanwhile, or by other means.
     jobs = read_index() if without_known(queue, before.entries) else before
     listed_before, queued = {entry.run_dir for entry in before.entries}, {parent_id(record.job_id) for record in queue}
@@ -263,26 +266,27 @@ def survey(*, since: float, site: str | None = None, connect: ConnectQueue = con
     known = statuses(
         [e for e in mine if site is None or where is None or e.site == where.name], connect=once, errors=errors
     )
-    index.close(job.entry for job in known if job.entry.submitted < since and _is_over(job, certain=not errors))
+    index.close(job.entry for job in known if job.entry.submitted < since and _is_over(job))
     listed = [Known(job.entry, records) for job in known if (records := _select_records(job))]
-    return Survey(listed, without_known(queue, mine), list(dict.fromkeys(errors)))
+    return Survey(listed, without_known(queue, mine), list(dict.fromkeys(errors)), no_queue)
 
 
 def select_unfinished(*, site: str | None = None) -> tuple[list[Entry], SchedulerError | None]:
     """My jobs that have not ended, oldest first: also requeued ones, ones without a run folder, and ones submitted by
-    other means; and why a scheduler did not answer, whose jobs are those that have not ended as they last wrote.
+    other means; and why the site's queue did not answer, where only jobs are known that have not ended as they wrote.
     """
-    known, others, errors = survey(since=time.time() - RECENT_S, site=site)
-    error = next((error for error in errors if not isinstance(error, CommandMissingError)), None)
+    known, others, _, no_queue = survey(since=time.time() - RECENT_S, site=site)
+    if isinstance(no_queue, CommandMissingError):
+        no_queue = None
     own = [job.entry for job in known if is_reachable(job.entry) and not all(r.state.ended for r in job.records)]
-    return own + make_entries(others, site_asked(site)), error
+    return own + make_entries(others, site_asked(site)), no_queue
 
 
 def listing(
     *, since: float, site: str | None = None, ended_elsewhere: bool = False, connect: Connect = connect
 ) -> Listing:
     """The rows of a `survey`; ``ended_elsewhere``: also jobs submitted by other means that ended, by one sacct more."""
-    known, others, errors = survey(since=since, site=site, connect=connect)
+    known, others, errors, _ = survey(since=since, site=site, connect=connect)
     if ended_elsewhere and not errors:
         jobs = index.read()
         try:
@@ -303,7 +307,7 @@ def _select_records(job: Known) -> list[JobRecord]:
     return [record for record in job.records if record.state is not State.UNKNOWN]
 
 
-def _is_over(job: Known, *, certain: bool) -> bool:
-    """Whether the job needs no further look; without ``certain``, a scheduler did not answer."""
-    unknown = certain and all(record.state is State.UNKNOWN for record in job.records)
+def _is_over(job: Known) -> bool:
+    """Whether the job needs no further look."""
+    unknown = all(record.state is State.UNKNOWN for record in job.records)
     return is_closed(job.entry) or (unknown and time.time() - job.entry.submitted > FORGOTTEN_S)

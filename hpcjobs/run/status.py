@@ -286,9 +286,8 @@ def statuses(
 
 
 def _is_provisional(record: JobRecord) -> bool:
-    """An end that Slurm has not told, and that the accounting may tell better: it hears of jobs some time later."""
-    is_slurms = record.source not in ("job", "nobody")
-    return not is_slurms and record.ended is not None and time.time() - record.ended < FINAL_AFTER_S
+    """An end that `cancel` kept, and that the accounting may tell better: it hears of jobs some time later."""
+    return record.source == "nobody" and record.ended is not None and time.time() - record.ended < FINAL_AFTER_S
 
 
 def where_asked(entry: Entry) -> tuple[str, str]:
@@ -361,7 +360,8 @@ def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord
         try:
             again = _by_parent(scheduler.queue_again() if isinstance(scheduler, QueueReadOnce) else scheduler.queue())
             queued = [
-                _join(records, _ours(member.entry, again)) for member, records in zip(members, queued, strict=True)
+                _join(member.entry, records, _ours(member.entry, again))
+                for member, records in zip(members, queued, strict=True)
             ]
         except SchedulerError as no_answer:
             error, untold = no_answer, [_NO_SECOND_ANSWER if is_in_doubt else None for is_in_doubt in in_doubt]
@@ -383,12 +383,12 @@ def _ask(members: list[_Open], scheduler: JobQueue) -> tuple[list[list[JobRecord
     ], error
 
 
-def _join(records: list[JobRecord], later: list[JobRecord]) -> list[JobRecord]:
-    """The job's records in the queue, and those of tasks that only a later answer has."""
+def _join(entry: Entry, records: list[JobRecord], later: list[JobRecord]) -> list[JobRecord]:
+    """The entry's records in the queue, and those of tasks that only a later answer has."""
     if not records:
         return later
-    there = {task for record in records for task in tasks_of(record)}
-    return [*records, *(replace(r, job_id=task) for r in later for task in task_ids(r.job_id) if task not in there)]
+    lacked = set(own_ids(entry)).difference(*map(tasks_of, records))
+    return [*records, *(replace(r, job_id=task) for r in later for task in task_ids(r.job_id) if task in lacked)]
 
 
 def _may_be_alive(entry: Entry, accounted: Iterable[JobRecord]) -> bool:

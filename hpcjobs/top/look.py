@@ -182,7 +182,7 @@ class Looker:
         """
         with warnings.catch_warnings(record=True) as noted:
             warnings.simplefilter("always", HpcJobsWarning)
-            known, others, failures = self._ask()
+            known, others, failures, _ = self._ask()
             self._others = {**self._find_ends(others), **{record.job_id: record for record in others}}
             tasks = [
                 Task(group, record, job.entry)
