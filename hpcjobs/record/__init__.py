@@ -13,7 +13,7 @@
 | ``summary.json``, figures | `figures` | the reader of the log, after the program | replaced in one step |
 | ``monitor.jsonl`` | `monitor` | one sampler of each node | append only; emptied by the next attempt |
 | ``accounting.json`` | `hpcjobs.run.job_files` | any command | replaced in one step; removed if requeued |
-| ``requeued`` | `hpcjobs.run.job_files` | ``requeue`` | empty; its time counts |
+| ``requeued.json`` | `hpcjobs.run.job_files` | ``requeue`` | replaced in one step |
 | ``control/`` | `control` | ``node.pyz``, ranks, the program | a file has one writer; ``suspects`` is append only |
 
 "Replaced in one step": written under a temporary name and renamed (`hpcjobs.files.write_beside`).
@@ -26,7 +26,7 @@ files of limited size only, check every type, and ignore unknown keys.
 
 JOB_SCRIPT, BATCH_SCRIPT = "job.sh", "batch_script"
 MANIFEST, SUBMITTED, STATE, ACCOUNTING = "manifest.json", "submitted.json", "state.json", "accounting.json"
-REQUEUED = "requeued"
+REQUEUED = "requeued.json"
 FIRST_FAILURE = "first_failure"
 SIZE = "size.json"
 ATTEMPTS = "attempts.jsonl"

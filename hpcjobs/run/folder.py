@@ -16,7 +16,7 @@
       size.json         why it has its size, with `submit -N auto`
       state.json        written by the job: where it stands, how it ended
       accounting.json   the scheduler's last record of the job, once it has been read
-      requeued          empty: when the job was last requeued with hpcjobs
+      requeued.json     the end after which the job was requeued with hpcjobs
       metrics.jsonl, summary.json, checkpoints/   from the trainer, or figures of its log
 
 Tasks of a job array have the part below ``logs/`` in a folder of their own, named by the index.

@@ -277,26 +277,36 @@ def _started_since(entry: Entry, task: str, path: Path, own: list[JobRecord]) ->
     return state.ended is None or not any(abs(state.ended - end) <= CLOCK_TOLERANCE_S for end in ends)
 
 
-def may_be_requeued(entry: Entry, records: Iterable[JobRecord]) -> bool:
+def may_be_requeued(entry: Entry, records: Sequence[JobRecord]) -> bool:
     """Slurm may still know the job, which `scontrol requeue` would start again, or hpcjobs has requeued it."""
     ends = [record.ended for record in records if record.ended is not None]
     if not ends or not entry.kind.may_requeue:
         return False
-    return time.time() - max(ends) < _REQUEUE_S or _was_requeued(entry)
+    return time.time() - max(ends) < _REQUEUE_S or _was_requeued(entry, records)
 
 
-def note_requeue(entry: Entry) -> None:
-    """Note that the job is requeued: it is asked for until another end is kept, however long it waits."""
-    with contextlib.suppress(OSError):  # it is asked for a day in any case
-        write_beside(Path(entry.run_dir) / REQUEUED, b"")
+def _was_requeued(entry: Entry, records: Iterable[JobRecord]) -> bool:
+    """Whether one of these ends was the last as hpcjobs requeued the job."""
+    return not read_requeued(entry).items().isdisjoint(ends_by_task(records).items())
 
 
-def _was_requeued(entry: Entry) -> bool:
-    """Whether that was noted after the ends were kept, by the clock of the file server."""
+def ends_by_task(records: Iterable[JobRecord]) -> dict[str, float]:
+    return {task: record.ended for record in records if record.ended is not None for task in tasks_of(record)}
+
+
+def read_requeued(entry: Entry) -> dict[str, float]:
+    """The ends, by task, after which hpcjobs requeued the job: it is asked for, however long it waits."""
+    return read_json(Path(entry.run_dir) / REQUEUED, dict[str, float]) or {}
+
+
+def write_requeued(entry: Entry, ends: dict[str, float]) -> None:
+    path = Path(entry.run_dir) / REQUEUED
+    if not path.parent.is_dir() or (not ends and not path.exists()):
+        return
     try:
-        return os.stat(Path(entry.run_dir) / REQUEUED).st_mtime >= os.stat(Path(entry.run_dir) / ACCOUNTING).st_mtime
-    except OSError:
-        return False
+        write_beside(path, msgspec.json.encode(ends))
+    except OSError as error:
+        warnings.warn(f"{path} cannot be written: {error.strerror}", HpcJobsWarning, stacklevel=2)
 
 
 def are_final(entry: Entry, records: Iterable[JobRecord]) -> bool:

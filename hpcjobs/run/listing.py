@@ -274,8 +274,12 @@ def survey(*, since: float, site: str | None = None, connect: ConnectQueue = con
 def select_unfinished(*, site: str | None = None) -> tuple[list[Entry], SchedulerError | None]:
     """My jobs that have not ended, oldest first: also requeued ones, ones without a run folder, and ones submitted by
     other means; and why the site's queue did not answer, where only jobs are known that have not ended as they wrote.
+
+    Raises SchedulerError: none is known, and a scheduler does not answer.
     """
-    known, others, _, no_queue = survey(since=time.time() - RECENT_S, site=site)
+    known, others, errors, no_queue = survey(since=time.time() - RECENT_S, site=site)
+    if not known and errors and not isinstance(errors[0], CommandMissingError):
+        raise errors[0]
     if isinstance(no_queue, CommandMissingError):
         no_queue = None
     own = [job.entry for job in known if is_reachable(job.entry) and not all(r.state.ended for r in job.records)]

@@ -358,6 +358,51 @@ def test_a_requeued_job_waits_however_long_ago_its_end_was(here: Path, slurm: Pa
     assert ok("cancel", "7").out == "cancelled 7\n"
 
 
+def test_each_requeued_task_is_found_whichever_was_looked_at_before(here: Path, slurm: Path) -> None:
+    """Their ends were kept more than a day ago."""
+    folder = here / "runs" / "array"
+    entry = Entry("12", "array", "mine", "slurm", str(folder), float(NOW - 200_000), array="0-2")
+    rows = []
+    for task in range(3):
+        (folder / str(task)).mkdir(parents=True)
+        own = {"JobID": f"12_{task}", "JobName": "array", "State": "FAILED", "ExitCode": "1:0"}
+        times = {"Submit": NOW - 200_000, "Start": NOW - 190_000, "End": NOW - 100_000}
+        rows.append(accounted_row(**own, SubmitLine=f"sbatch --parsable {folder}/job.sh", **times))
+    (folder / "submitted.json").write_bytes(msgspec.json.encode(entry))
+    index.add(entry)
+    answer(slurm, "sacct", print_rows(*rows))
+    assert records("-a")["12_0"]["state"] == "FAILED"
+    answer(slurm, "scontrol", f"case $* in *requeue*) touch {slurm}/requeued;; esac")
+    of_array = {"JobName": "array", "Command": f"{folder}/job.sh", "Submit": NOW - 1}
+    waiting = print_rows(queued_row(JobID="12_[0-1]", State="PENDING", **of_array))
+    answer(slurm, "squeue", f"[ ! -e {slurm}/requeued ] || {waiting}")
+    answer(slurm, "scancel", ":")
+    ok("requeue", "12_0", "12_1")
+    ok("show", "12_1")
+    assert ok("cancel", "12_0").out == "cancelled 12_0\n"
+    assert ok("cancel", "12_1").out == "cancelled 12_1\n"
+    assert "FAILED" in ok("cancel", "12_2").out
+
+
+def test_a_job_whose_requeue_was_refused_is_over_without_a_question(here: Path, slurm: Path) -> None:
+    entry = job(here, "7", submitted=NOW - 3_100_000)
+    _write_end(entry, "FAILED", NOW - 3_090_000, NOW - 3_000_000)
+    answer(slurm, "sacct", _failed(entry, started=NOW - 3_090_000, ended=NOW - 3_000_000))
+    assert records("-a")["7"]["state"] == "FAILED"
+    answer(slurm, "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert within("requeue", "7").code == 7
+    answer(slurm, "squeue", CONTROLLER_AWAY)
+    ok("prune", "--older-than", "1d", "--remove")
+    assert not Path(entry.run_dir).exists()
+
+
+def test_cancel_all_does_not_say_that_there_is_nothing_where_another_cluster_is_dead(here: Path, slurm: Path) -> None:
+    """Where its job wrote is not mounted here."""
+    index.add(Entry("9", "job9", "other", "slurm", str(here / "gone"), float(NOW - 600), slurm_conf="/dead/slurm.conf"))
+    answer(slurm, "squeue", f'[ "$SLURM_CONF" != /dead/slurm.conf ] || {{ {CONTROLLER_AWAY}; }}')
+    assert within("cancel", "--all").code == 8
+
+
 def test_a_requeue_that_does_not_reach_slurm_loses_no_end(here: Path, slurm: Path) -> None:
     entry = job(here, "7")
     answer(slurm, "sacct", NONE)
