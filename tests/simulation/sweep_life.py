@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import bodies
 from life import BUSY_S, Life, Schedule
-from slurm import Attempt
+from slurm import Attempt, Job
 from world import Process
 
 from hpcjobs.errors import HpcJobsError
@@ -252,17 +252,21 @@ class SweepLife(Life):
             cells = earlier or [one.cell for one in others]
             self.errors.append(f"{self.folder.path}: cell {run.cell} begins while {cells} run, of {most} at once")
 
-    def _truth(self, cell: str) -> Truth | None:
-        """The state of a cell whose last task is certain."""
+    def _last_task(self, cell: str) -> Job | None:
+        """The cell's last task, where that is certain."""
         holding = [chunk for chunk in self.folder.chunks() if cell in chunk.cells]
         if not holding or self.slurm.down["ctl"]:
             return None
         last = holding[-1]
         script, task = str(self.folder.chunk_dir(last.number) / "job.sh"), last.cells.index(cell) // last.pack
         jobs = [job for job in self.slurm.every if job.script == script and job.task == task]
-        if len(jobs) != 1:
+        return jobs[0] if len(jobs) == 1 else None
+
+    def _truth(self, cell: str) -> Truth | None:
+        """The state of a cell whose last task is certain."""
+        job, runs = self._last_task(cell), [run for run in self.runs if run.cell == cell]
+        if job is None:
             return None
-        job, runs = jobs[0], [run for run in self.runs if run.cell == cell]
         run = runs[-1] if runs and job.attempts and runs[-1].attempt is job.attempts[-1] else None
         if not job.attempts and job.state == "PENDING":
             return Truth(State.PENDING, job.id, 0)
@@ -274,14 +278,10 @@ class SweepLife(Life):
 
     def _is_over(self, cell: str) -> bool:
         """Whether the cell began in its last task, and that has ended."""
-        holding = [chunk for chunk in self.folder.chunks() if cell in chunk.cells]
-        if not holding or self.slurm.down["ctl"]:
+        job, runs = self._last_task(cell), [run for run in self.runs if run.cell == cell]
+        if job is None or not job.has_ended or not runs:
             return False
-        last = holding[-1]
-        script, task = str(self.folder.chunk_dir(last.number) / "job.sh"), last.cells.index(cell) // last.pack
-        jobs = [job for job in self.slurm.every if job.script == script and job.task == task]
-        attempts = [run.attempt for run in self.runs if run.cell == cell][-1:]
-        return len(jobs) == 1 and jobs[0].has_ended and attempts == jobs[0].attempts[-1:] != []
+        return bool(job.attempts) and runs[-1].attempt is job.attempts[-1]
 
     def status(self) -> None:
         """`hpcjobs sweep status`: what it shows of each cell is so, unless that changes meanwhile."""
