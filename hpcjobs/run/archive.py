@@ -26,8 +26,14 @@ from hpcjobs.files import file_name, open_regular, raise_error, user_name
 from hpcjobs.guards import refuse_change
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
-from hpcjobs.run.job_files import FINAL_AFTER_S, may_be_requeued, read_accounting, read_request, read_submitted
-from hpcjobs.run.listing import FORGOTTEN_S
+from hpcjobs.run.job_files import (
+    FINAL_AFTER_S,
+    FORGOTTEN_S,
+    may_be_requeued,
+    read_accounting,
+    read_request,
+    read_submitted,
+)
 from hpcjobs.run.select import entries_of
 from hpcjobs.run.status import NOT_ACCOUNTED, RUNAWAY, Connect, is_in_queue, is_reachable, statuses, where_asked
 from hpcjobs.scheduler.base import JobRecord, State, connect

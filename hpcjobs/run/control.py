@@ -28,12 +28,11 @@ from hpcjobs.run.job_files import (
     ends_by_task,
     find_started,
     keep_ends,
+    note_requeue,
     own_ids,
     own_record,
     read_job_manifest,
-    read_requeued,
     task_dir,
-    write_requeued,
 )
 from hpcjobs.run.select import require_all_own
 from hpcjobs.run.status import (
@@ -229,9 +228,8 @@ def _requeue(scheduler: Scheduler, known: list[Known], chosen: list[str]) -> Non
             counted.enter_context(guards.count(job.entry.name or job.entry.job_id, _most_of_requeue(job)))
         noted = {control: control.cancelled_at for job in known for control in _control_dirs(job, job.records)}
         _remove_notes(noted)
-        before = [(job.entry, read_requeued(job.entry)) for job in known]
-        for job, (entry, ends) in zip(known, before, strict=True):
-            write_requeued(entry, ends | ends_by_task(job.records))
+        for job in known:
+            note_requeue(job.entry, ends_by_task(job.records))
         try:
             scheduler.requeue(chosen)
         except SchedulerDownError:
@@ -239,8 +237,8 @@ def _requeue(scheduler: Scheduler, known: list[Known], chosen: list[str]) -> Non
         except SchedulerError as error:
             # Of several tasks or jobs, Slurm may have requeued some.
             if len(noted) == 1 or (len(chosen) == 1 and "invalid job id" in error.message.lower()):
-                for entry, ends in before:
-                    write_requeued(entry, ends)
+                for job in known:
+                    note_requeue(job.entry, ends_by_task(job.records), refused=True)
                 for control, cancelled_at in noted.items():
                     if cancelled_at is not None:
                         with suppress(OSError):

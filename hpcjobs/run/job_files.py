@@ -218,6 +218,8 @@ CLOCK_TOLERANCE_S = 300.0
 """How far the clocks of login node, controller and node may differ, and how long a submission may be repeated for."""
 FINAL_AFTER_S = 300.0
 """Seconds after the end of a job until its accounting record is final."""
+FORGOTTEN_S = 30 * 86_400.0
+"""A job that its scheduler does not know is not asked about any more after this long."""
 _REQUEUE_S = 86_400.0
 _LOCK_TRIES, _LOCK_PAUSE_S = 50, 0.1
 
@@ -282,29 +284,38 @@ def may_be_requeued(entry: Entry, records: Sequence[JobRecord]) -> bool:
     ends = [record.ended for record in records if record.ended is not None]
     if not ends or not entry.kind.may_requeue:
         return False
-    return time.time() - max(ends) < _REQUEUE_S or _was_requeued(entry, records)
+    ago_s = time.time() - max(ends)
+    return ago_s < _REQUEUE_S or (ago_s < FORGOTTEN_S and _was_requeued(entry, records))
 
 
 def _was_requeued(entry: Entry, records: Iterable[JobRecord]) -> bool:
     """Whether one of these ends was the last as hpcjobs requeued the job."""
-    return not read_requeued(entry).items().isdisjoint(ends_by_task(records).items())
+    requeued, ends = _read_requeued(entry), ends_by_task(records)
+    return any(abs(requeued[task] - ends[task]) <= CLOCK_TOLERANCE_S for task in requeued.keys() & ends.keys())
 
 
 def ends_by_task(records: Iterable[JobRecord]) -> dict[str, float]:
     return {task: record.ended for record in records if record.ended is not None for task in tasks_of(record)}
 
 
-def read_requeued(entry: Entry) -> dict[str, float]:
-    """The ends, by task, after which hpcjobs requeued the job: it is asked for, however long it waits."""
+def _read_requeued(entry: Entry) -> dict[str, float]:
     return read_json(Path(entry.run_dir) / REQUEUED, dict[str, float]) or {}
 
 
-def write_requeued(entry: Entry, ends: dict[str, float]) -> None:
-    path = Path(entry.run_dir) / REQUEUED
-    if not path.parent.is_dir() or (not ends and not path.exists()):
+def note_requeue(entry: Entry, ends: dict[str, float], *, refused: bool = False) -> None:
+    """Note that the job is requeued after these ends, by task, or that Slurm refused it.
+
+    It is asked for then until it has another end, or Slurm has forgotten it.
+    """
+    if not ends:
         return
+    path = Path(entry.run_dir) / REQUEUED
     try:
-        write_beside(path, msgspec.json.encode(ends))
+        with _lock_ends(entry):
+            others = {task: end for task, end in _read_requeued(entry).items() if task not in ends}
+            write_beside(path, msgspec.json.encode(others if refused else others | ends))
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # its run folder was removed, or it has none
     except OSError as error:
         warnings.warn(f"{path} cannot be written: {error.strerror}", HpcJobsWarning, stacklevel=2)
 

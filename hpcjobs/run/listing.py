@@ -17,7 +17,7 @@ from hpcjobs.errors import CommandMissingError, SchedulerError
 from hpcjobs.files import user_name
 from hpcjobs.run import index
 from hpcjobs.run.index import NO_FOLDER, Entry
-from hpcjobs.run.job_files import CLOCK_TOLERANCE_S, current_id, is_closed, own_ids
+from hpcjobs.run.job_files import CLOCK_TOLERANCE_S, FORGOTTEN_S, current_id, is_closed, own_ids
 from hpcjobs.run.status import (
     Connect,
     ConnectQueue,
@@ -200,8 +200,6 @@ def _file_of_slurm(job_id: str, conf: str | None) -> Path | None:
 
 RECENT_S = 86_400.0
 """Jobs submitted within this time are listed even if they have ended."""
-FORGOTTEN_S = 30 * 86_400.0
-"""A job that its scheduler does not know is not asked about any more after this long."""
 
 
 class ListedJob(NamedTuple):
