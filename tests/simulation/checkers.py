@@ -278,6 +278,11 @@ def check_request(world: World, slurm: Slurm, argv: list[str]) -> None:
     except (OSError, ValueError):
         return
     was_hindered = any(process.name in line and "state.json cannot" in line for line in world.trace)
+    # A copy whose submission came late writes there too.
+    was_hindered |= any(
+        one.script == job.script and one.attempt is not None and one.id != job.id and one.task == job.task
+        for one in slurm.every
+    )
     if state != "REQUEUED" and not was_hindered:
         world.problems.append(f"job {job_id} requests its requeue, and its state is {state}")
 
